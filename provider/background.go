@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package provider
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/tapverbs/tapverbs/qp"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// retryFull is how soon a device that was full is tried again when it does
+	// not say by itself that it has room, retryDown the same for a link that is down.
+	retryFull = int64(time.Millisecond)
+	retryDown = int64(50 * time.Millisecond)
+
+	// lively is how long after an application's last call the goroutine sleeps no
+	// longer than that: a timer that is set meanwhile runs out later, mostly, so
+	// nobody has to kick for it.
+	lively = int64(time.Millisecond)
+
+	backgroundRounds = 8
+	awake            = math.MinInt64
+	longAgo          = math.MinInt64 / 2
+)
+
+// background is the goroutine that makes progress when no application does. It
+// sleeps until a frame comes, the next timer is due or somebody kicks the eventfd;
+// while an application polls, not for frames (watch).
+//
+// Nothing is missed: it publishes until when it will sleep with the baton held,
+// and whoever releases the baton later compares that with what is next (kickFor).
+//
+// When it finds the baton taken it does not wait for it. Mostly it has just pushed
+// aside the thread that has it; waiting would be two switches more, or the rest of
+// that thread's time slice. It leaves word (shard.look) and sleeps again: who
+// releases the baton reads the TAP. What it sleeps on tells of each frame that comes
+// (edge-triggered), not of those that wait.
+type background struct {
+	s     *shard
+	done  chan struct{} // closed when the goroutine has ended; nil if none was started
+	watch watch
+	// poller is whom watch judges.
+	poller poller
+	// frames: what woke it up were frames.
+	frames bool
+
+	// sleepUntil is the time, in ns of the engine's clock, until which the
+	// goroutine sleeps; awake while it does not, and while an application polls:
+	// that one lets the timers run out itself.
+	sleepUntil atomic.Int64
+	// away: it leaves the TAP to an application that polls.
+	away atomic.Bool
+	quit atomic.Bool
+
+	wakeups atomic.Uint64
+	kicks   atomic.Uint64
+
+	mu      sync.Mutex // guards fd: a leaf, so that anyone may kick
+	fd      int        // eventfd
+	drained [8]byte    // what was read from it
+	ep      int        // epoll(7): the eventfd, and the TAP edge-triggered
+
+	// leader: a thread of the application's waits for frames (lead.go); calls: and can be
+	// woken by a call, through lfd, which is in lep with the TAP. ledAt is when the last
+	// one went; sleepers are those who sleep and do not lead.
+	leader, calls atomic.Bool
+	ledAt         atomic.Int64
+	sleepers      atomic.Int32
+	lfd, lep      int
+	busy          int // how often in a row the leader found the baton taken
+	// came: a port without a descriptor has said that frames arrived.
+	came atomic.Bool
+}
+
+// start makes the descriptors and starts the goroutine.
+func (b *background) start() (err error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("eventfd: %w", err)
+	}
+	b.lep, b.lfd = -1, -1
+	if b.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		unix.Close(fd)
+		return fmt.Errorf("epoll: %w", err)
+	}
+	add := func(fd int, events uint32) {
+		if err == nil {
+			err = unix.EpollCtl(b.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)})
+		}
+	}
+	add(fd, unix.EPOLLIN)
+	if tap := b.s.dev.FD(); tap >= 0 {
+		add(tap, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET)
+		if err == nil {
+			err = b.startLead(tap)
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		unix.Close(b.ep)
+		return fmt.Errorf("epoll: %w", err)
+	}
+	b.mu.Lock()
+	b.fd = fd
+	b.mu.Unlock()
+	b.watch = newWatch()
+	b.ledAt.Store(longAgo)
+	b.sleepUntil.Store(awake)
+	b.done = make(chan struct{})
+	// A port without a descriptor says by a call when frames arrive.
+	if p, ok := b.s.dev.(interface{ OnArrival(func()) }); ok {
+		p.OnArrival(b.arrived)
+	}
+	go b.run()
+	return nil
+}
+
+// stop ends the goroutine and waits for it.
+func (b *background) stop() {
+	if b.done == nil {
+		return
+	}
+	if p, ok := b.s.dev.(interface{ OnArrival(func()) }); ok {
+		p.OnArrival(nil)
+	}
+	b.quit.Store(true)
+	b.kick()
+	<-b.done
+	for b.calls.Load() { // it sees quit
+		b.callLeader()
+		time.Sleep(10 * time.Microsecond)
+	}
+	b.mu.Lock()
+	if b.lep >= 0 {
+		b.stopLead()
+	}
+	unix.Close(b.ep)
+	unix.Close(b.fd)
+	b.fd = -1
+	b.mu.Unlock()
+}
+
+// oneKick is what adds 1 to an eventfd: a variable, since what unix.Write is given escapes.
+var oneKick = binary.NativeEndian.AppendUint64(nil, 1)
+
+// kick wakes the goroutine. It may be called by anyone at any time.
+func (b *background) kick() {
+	if b.done == nil {
+		return
+	}
+	b.mu.Lock()
+	if b.fd >= 0 {
+		b.kicks.Add(1)
+		unix.Write(b.fd, oneKick) // EAGAIN: it has been kicked 2^64-2 times already
+	}
+	b.mu.Unlock()
+}
+
+// arrived is called when frames come to a port without a descriptor.
+func (b *background) arrived() {
+	b.came.Store(true)
+	if !b.away.Load() {
+		b.kick()
+	}
+}
+
+// kickFor wakes the goroutine if it sleeps beyond a time at which there is
+// something to do. The caller holds the baton.
+func (b *background) kickFor(at int64) {
+	if u := b.sleepUntil.Load(); u != awake && at < u {
+		b.sleepUntil.Store(awake) // once is enough
+		b.kick()
+	}
+}
+
+// wanted is called by those who are about to sleep until something completes: the
+// TAP is the background's again.
+func (b *background) wanted() {
+	b.s.lastCall.Store(longAgo)
+	if b.away.Load() {
+		b.kick()
+	}
+}
+
+func (b *background) run() {
+	defer close(b.done)
+	preferSoon()
+	s := b.s
+	until := int64(qp.Never)
+	var t turn
+	for !b.quit.Load() {
+		if t.over(s.clock()) {
+			runtime.Gosched()
+		}
+		if b.watch.window > 0 && !s.gone.Load() {
+			b.stayAway()
+			continue
+		}
+		taken := !s.baton.TryLock()
+		if b.frames {
+			b.noteFrame(taken)
+		}
+		if taken && !b.leave(until) {
+			continue
+		}
+		if s.link.probing() {
+			s.announce() // the frame that gets through ends it
+		}
+		s.progress(true, backgroundRounds)
+		until = s.next()
+		if s.pending() {
+			s.release()
+			continue
+		}
+		backlog := s.eg.backlog()
+		if backlog {
+			until = min(until, s.now+retryFull)
+		}
+		down := s.down.Load()
+		if s.link.probing() {
+			until = min(until, s.now+retryDown)
+		}
+		if lively := s.pace.stretch(lively); s.now-s.lastCall.Load() < lively {
+			until = min(until, s.now+lively)
+			if b.follows(s.now) {
+				until = min(until, s.now+s.pace.stretch(maxWindow))
+			}
+		}
+		now := s.now
+		b.sleepUntil.Store(until)
+		s.release()
+		if s.bells.quiet() {
+			rx := !down && !s.gone.Load()
+			if rx && !backlog {
+				switch {
+				case b.leader.Load(): // who kicks when it goes: it sees sleepUntil
+					rx = false
+				case b.follows(now): // nobody tells when that is over
+					rx, until = false, min(until, now+s.pace.stretch(maxWindow))
+				}
+			}
+			b.sleep(rx, until)
+		}
+		b.sleepUntil.Store(awake)
+	}
+}
+
+// leave leaves the work to who has the baton and sleeps, no longer than until. It
+// says true if it has got the baton all the same.
+func (b *background) leave(until int64) bool {
+	s := b.s
+	if until <= s.clock() {
+		s.lock() // a timer is due
+		return true
+	}
+	b.sleepUntil.Store(until)
+	s.look.Store(true)
+	// Either this fails, and the release that comes sees look, or nobody has it.
+	if s.baton.TryLock() {
+		b.sleepUntil.Store(awake)
+		return true
+	}
+	b.sleep(!b.leader.Load(), until)
+	b.sleepUntil.Store(awake)
+	return false
+}
+
+// stayAway leaves the TAP to an application that polls, and lets the timers run out,
+// for a window; until wanted or a kick at most.
+func (b *background) stayAway() {
+	s := b.s
+	b.poller.asked.Store(true)
+	b.away.Store(true)
+	if s.eager.Load() > 0 {
+		s.bells.patient.Store(1)
+	}
+	// Looked at after away was set, as wanted looks at away after it has cleared lastCall.
+	if s.lastCall.Load() != longAgo {
+		fds := [1]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}}
+		ts := unix.NsecToTimespec(s.pace.stretch(b.watch.window))
+		n, _ := unix.Ppoll(fds[:], &ts, nil)
+		b.wakeups.Add(1)
+		if n > 0 {
+			b.drain()
+		}
+	}
+	b.away.Store(false)
+	s.bells.patient.Store(0)
+	b.watch.over(s.pace.shrink(b.idle())) // which looks at the bells
+}
+
+// idle is how long ago an application made progress; 0 while it does, or would if it
+// had a processor.
+func (b *background) idle() int64 {
+	s := b.s
+	if !s.baton.TryLock() {
+		return 0
+	}
+	if s.owes != nil {
+		s.progress(false, postRounds)
+	}
+	p, last := &b.poller, s.lastCall.Load()
+	who := p.seen
+	p.seen.tid = 0
+	s.release()
+	ago := s.clock() - last
+	if ago >= s.pace.stretch(endGrace) && p.skipped < maxSkipped && who.pushedAside(last) {
+		p.skipped++
+		return 0
+	}
+	p.skipped = 0
+	return ago
+}
+
+// sleep waits for a kick, for frames or room for them if rx, or until a time.
+func (b *background) sleep(rx bool, until int64) {
+	var ts *unix.Timespec
+	if until != qp.Never {
+		t := unix.NsecToTimespec(max(0, until-b.s.clock()))
+		ts = &t
+	}
+	var events [2]unix.EpollEvent
+	n := 0
+	b.came.Store(false)
+	if rx {
+		r, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(b.ep), uintptr(unsafe.Pointer(&events)), 2, uintptr(unsafe.Pointer(ts)), 0, 0)
+		if errno == 0 {
+			n = int(r)
+		} else if errno != unix.EINTR {
+			// Only a kernel out of memory gets here; waiting a little is all one can do.
+			time.Sleep(time.Millisecond)
+		}
+	} else {
+		fds := [1]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}}
+		if k, _ := unix.Ppoll(fds[:], ts, nil); k > 0 {
+			b.drain()
+		}
+	}
+	b.wakeups.Add(1)
+	frame := b.came.Load()
+	for _, e := range events[:n] {
+		if int(e.Fd) == b.fd {
+			b.drain()
+		} else if e.Events&unix.EPOLLIN != 0 {
+			frame = true
+		}
+	}
+	b.frames = frame
+}
+
+// noteFrame tells watch that a frame came, when somebody else had the baton or not.
+func (b *background) noteFrame(taken bool) {
+	b.frames = false
+	ago := int64(0)
+	if !taken {
+		ago = b.s.clock() - b.s.lastCall.Load()
+	}
+	b.watch.frame(b.s.pace.shrink(ago))
+}
+
+// drain takes the kicks out of the eventfd.
+func (b *background) drain() {
+	unix.Read(b.fd, b.drained[:])
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package provider
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pace is how fast this machine is at what watch judges applications by: what a poll takes that
+// finds nothing, a read(2) of the TAP most of it. That is some 0.6 µs on the hardware of 2025,
+// and 50 times that in an emulated guest, where between two polls of a loop there is
+// more than what means elsewhere that the polling has ended. All of watch's times are stretched by it.
+type pace struct {
+	polls int          // since the last that was measured
+	ns    atomic.Int64 // what one takes, at least usualPoll
+}
+
+const (
+	// usualPoll is as long as a poll is taken to last at least, slowestPoll at most, in ns.
+	usualPoll   = int64(time.Microsecond)
+	slowestPoll = 100 * usualPoll
+	// measureEvery: so seldom is the clock read once more.
+	measureEvery = 16
+)
+
+func (p *pace) init() { p.ns.Store(usualPoll) }
+
+// due says whether the poll that has just found nothing is to be measured.
+func (p *pace) due() bool {
+	if p.polls++; p.polls < measureEvery {
+		return false
+	}
+	p.polls = 0
+	return true
+}
+
+// took notes that one has taken so many ns. One in which the thread was pushed aside says
+// nothing: long ones count little.
+func (p *pace) took(ns int64) {
+	at := p.ns.Load()
+	if ns < at {
+		at -= (at - ns) / 4
+	} else {
+		at += min(ns-at, at) / 8
+	}
+	p.ns.Store(min(max(at, usualPoll), slowestPoll))
+}
+
+// stretch makes of a time on a usual machine the same here, shrink the other way round.
+func (p *pace) stretch(ns int64) int64 { return ns * p.ns.Load() / usualPoll }
+
+func (p *pace) shrink(ns int64) int64 {
+	if at := p.ns.Load(); at > usualPoll {
+		// In floating point: a call long ago is too far away to be multiplied.
+		return int64(float64(ns) * float64(usualPoll) / float64(at))
+	}
+	return ns
+}
+
+// shortSlice is the time slice that the thread of the background goroutine asks for, in ns.
+const shortSlice = uint64(100 * time.Microsecond)
+
+// preferSoon keeps the goroutine on a thread of its own, with a time slice so short that
+// the kernel (from 6.12 on, EEVDF) lets it push aside a thread that computes, as one does that waits
+// for its memory to change, instead of waiting for the end of that one's slice of milliseconds. It
+// has no more of the processor for it. Older kernels, and sandboxes that forbid it, do without.
+func preferSoon() {
+	runtime.LockOSThread()
+	attr, err := unix.SchedGetAttr(0, 0)
+	if err != nil || attr.Policy != unix.SCHED_NORMAL {
+		return
+	}
+	attr.Runtime = shortSlice
+	_ = unix.SchedSetAttr(0, attr, 0)
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package provider
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// poller is the thread that polled first in a window of watch's. It is asked for at the window's
+// beginning, and answers with its next poll.
+type poller struct {
+	asked   atomic.Bool
+	seen    sighting // guarded by the baton
+	skipped int      // windows in a row that were not judged
+}
+
+// sighting is a thread that polled.
+type sighting struct {
+	tid int   // 0: none
+	at  int64 // of the engine's clock
+	cpu int64 // what it had used of a processor by then, in ns
+}
+
+// maxSkipped bounds them: some 6 ms.
+const maxSkipped = 16
+
+// answer is called by a thread that polls, with the baton held.
+func (p *poller) answer(now int64) {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) == nil {
+		p.seen = sighting{unix.Gettid(), now, ts.Nano()}
+	}
+	p.asked.Store(false)
+}
+
+// pushedAside says whether the thread has not polled since lastCall because it did not run, though it wants
+// to: others have the processor. A program that has gone on to something else runs, or sleeps.
+func (p sighting) pushedAside(lastCall int64) bool {
+	if p.tid == 0 || lastCall < p.at {
+		return false
+	}
+	var ts unix.Timespec
+	if unix.ClockGettime(threadClock(p.tid), &ts) != nil {
+		return false // it has ended
+	}
+	return ts.Nano()-p.cpu < lastCall-p.at+endGrace && runnable(p.tid)
+}
+
+// threadClock is the clock of what a thread has used of the processors (clock_getcpuclockid(3)).
+func threadClock(tid int) int32 {
+	const perThread, sched = 4, 2 // CPUCLOCK_… of <linux/posix-timers.h>
+	return int32(^tid<<3 | perThread | sched)
+}
+
+// runnable says whether a thread of this process runs or waits for a processor (proc_pid_stat(5)).
+func runnable(tid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", tid))
+	_, state, ok := bytes.Cut(b, []byte(") "))
+	return err == nil && ok && state[0] == 'R'
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package provider
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A thread that polled is pushed aside if it wants to run and has hardly done so since; not if it
+// has gone on to something else, sleeps, or has ended.
+func TestPushedAside(t *testing.T) {
+	var stop atomic.Bool
+	spins, ended := make(chan sighting), make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // the thread ends with the goroutine
+		p := poller{}
+		p.answer(1000)
+		spins <- p.seen
+		for !stop.Load() {
+		}
+	}()
+	s := <-spins
+	if s.tid == 0 || s.at != 1000 {
+		t.Fatalf("seen: %+v", s)
+	}
+	ran := func() int64 {
+		var ts unix.Timespec
+		if err := unix.ClockGettime(threadClock(s.tid), &ts); err != nil {
+			t.Fatal(err)
+		}
+		return ts.Nano() - s.cpu
+	}
+	for ran() <= 2*endGrace { // it gets that sooner or later
+		time.Sleep(time.Millisecond)
+	}
+	if s.pushedAside(s.at) {
+		t.Error("a thread that runs without polling counts as pushed aside")
+	}
+	for !s.pushedAside(s.at + int64(time.Hour)) { // it has polled for longer than it has run
+		time.Sleep(time.Millisecond) // Go's scheduler has just stopped it
+	}
+	if s.pushedAside(s.at-1) || (sighting{}).pushedAside(s.at) {
+		t.Error("one that was not seen to poll counts as pushed aside")
+	}
+	stop.Store(true)
+	<-ended
+	for runnable(s.tid) { // a main thread sleeps for ever
+		time.Sleep(time.Millisecond)
+	}
+	if s.pushedAside(s.at + int64(time.Hour)) {
+		t.Error("a thread that has ended counts as pushed aside")
+	}
+
+	sleeps, wake := make(chan sighting), make([]int, 2)
+	if err := unix.Pipe(wake); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		runtime.LockOSThread()
+		p := poller{}
+		p.answer(1000)
+		sleeps <- p.seen
+		unix.Read(wake[0], make([]byte, 1))
+	}()
+	s = <-sleeps
+	for runnable(s.tid) {
+		time.Sleep(time.Millisecond)
+	}
+	if s.pushedAside(s.at + int64(time.Hour)) {
+		t.Error("a thread that sleeps counts as pushed aside")
+	}
+	unix.Close(wake[1])
+}

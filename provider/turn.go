@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package provider
+
+import (
+	"os"
+	"runtime"
+	"time"
+)
+
+// turnTime is after how long, in ns, a goroutine that calls and sleeps without end takes a new
+// turn with Go's scheduler. A thread of the runtime, sysmon, looks for those that were not scheduled
+// for 10 ms, and takes the place (GOMAXPROCS) of one that it finds in C or in a system call,
+// however short they are; and as long as it finds one it looks each 20 µs, at the price
+// of two switches of threads. Threads that poll, and the background goroutine, are such ones. It
+// sleeps for 10 ms when it finds none.
+const turnTime = int64(9 * time.Millisecond)
+
+// turn is when the last one was taken, in ns of the engine's clock.
+type turn struct{ at int64 }
+
+// over says whether it is time for a new one, and that it is taken: by runtime.Gosched,
+// when no baton is held.
+func (t *turn) over(now int64) bool {
+	if now-t.at < turnTime {
+		return false
+	}
+	t.at = now
+	return true
+}
+
+// roomy is how many goroutines may be in C or in system calls, beside one for each processor,
+// before there is no place left: sysmon leaves those alone that nobody waits for.
+const roomy = 16
+
+// MakeRoom sets GOMAXPROCS to more than the processors that may be used, so that goroutines in C and in system
+// calls need not wait for each other's places, nor sysmon take them (turnTime), unless the environment
+// says what it is to be. It is for programs in which engines do most of what is done in Go, as those
+// of C that load one; a program that computes in Go would have as many threads compete for
+// its processors.
+func MakeRoom() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + roomy)
+	}
+}
