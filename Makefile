@@ -59,14 +59,18 @@ $(LIBDIR)/librdmacm.so.1: $(wildcard shim/rdmacm/*) shim/verbs/dv.h shim/verbs/e
 	$(CC) $(SHIM_CFLAGS) $(CFLAGS) -shared -Wl,--version-script=shim/rdmacm/librdmacm.map -Wl,-soname,librdmacm.so.1 \
 		-Wl,-z,defs -Wl,-Bsymbolic-functions -o $@ shim/rdmacm/*.c $(LIBDIR)/libibverbs.so.1 -lpthread
 
+# Go's runtime preempts by signal who computes for 10 ms. A program's thread may have left the
+# engine when that comes, and is in its own poll(2), which signals end: cooperation only.
+GODEBUG_ENGINE = -X runtime.godebugDefault=asyncpreemptoff=1
+
 # The go command compiles the C code of all packages again for a c-shared library, each time
 # that it is asked to.
-ENGINE_SOURCES = go.mod go.sum shim/engine/engine.map $(wildcard shim/verbs/*.h) \
+ENGINE_SOURCES = Makefile go.mod go.sum shim/engine/engine.map $(wildcard shim/verbs/*.h) \
 	$(shell find wire tap mr qp cm provider shim/engine internal -name '*.go' -o -name '*.[chS]')
 
 $(LIBDIR)/libtapverbs-engine.so: $(ENGINE_SOURCES)
 	@mkdir -p $(LIBDIR)
-	$(GO) build -buildmode=c-shared -ldflags '-extldflags "-Wl,--version-script=$(CURDIR)/shim/engine/engine.map"' \
+	$(GO) build -buildmode=c-shared -ldflags '$(GODEBUG_ENGINE) -extldflags "-Wl,--version-script=$(CURDIR)/shim/engine/engine.map"' \
 		-o $@ ./shim/engine
 	@rm -f $(LIBDIR)/libtapverbs-engine.h
 

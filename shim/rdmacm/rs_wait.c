@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <unistd.h>
 
+#include "../verbs/restart.h"
 #include "rs.h"
 
 #define SECOND 1000000000ll
@@ -100,7 +101,7 @@ void rs_unwatch(struct rsock *s, const struct pollfd *p, int n, unsigned epoch)
 
 /* rs_sleep waits until something has happened to the socket, or until the deadline (NULL:
  * none). Called with its lock, which it gives up meanwhile; looks are the caller's. Gives
- * ETIMEDOUT and EINTR as errno. */
+ * ETIMEDOUT as errno, and EINTR where a blocking read(2) would. */
 int rs_sleep(struct rsock *s, const struct timespec *deadline)
 {
 	struct timespec now, left, *timeout = NULL;
@@ -126,6 +127,8 @@ int rs_sleep(struct rsock *s, const struct timespec *deadline)
 		pthread_mutex_unlock(&s->lock);
 		got = ppoll(p, n, timeout, NULL);
 		err = errno;
+		if (got < 0 && err == EINTR && tv_restarted())
+			got = 0; /* it will be looked what there is */
 		pthread_mutex_lock(&s->lock);
 	} else {
 		got = 0;

@@ -4,12 +4,12 @@
 #include <endian.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "restart.h"
 #include "tv.h"
 
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ctx)
@@ -196,18 +196,6 @@ int ibv_destroy_cq(struct ibv_cq *ibcq)
 	return 0;
 }
 
-/* restarted says whether no handler of the program's has a blocking read(2) end with EINTR:
- * then ours does not, whichever signal came. */
-static bool restarted(void)
-{
-	struct sigaction sa;
-
-	for (int sig = 1; sig <= SIGRTMAX; sig++)
-		if (!sigaction(sig, NULL, &sa) && sa.sa_handler != SIG_DFL && sa.sa_handler != SIG_IGN && !(sa.sa_flags & SA_RESTART))
-			return false;
-	return true;
-}
-
 struct lead {
 	tv_handle channel;
 	int32_t fd;
@@ -234,7 +222,7 @@ static int await(struct tv_channel *ch)
 	do {
 		do
 			n = poll(p, l.fd < 0 ? 1 : 2, -1);
-		while (n < 0 && errno == EINTR && restarted());
+		while (n < 0 && errno == EINTR && tv_restarted());
 	} while (n > 0 && !p[0].revents && tv_e->led(ch->handle));
 	pthread_cleanup_pop(1);
 	return n < 0 ? -1 : 0;

@@ -15,7 +15,7 @@ import (
 
 // TestRsockets runs the checks of testdata/rsockets.c, on one device.
 func TestRsockets(t *testing.T) {
-	for _, c := range []string{"errors", "refused", "stream", "full", "poll", "iomap", "many", "timeouts", "threads", "small", "v6", "route", "dgram"} {
+	for _, c := range []string{"errors", "refused", "stream", "full", "poll", "iomap", "many", "timeouts", "threads", "signals", "small", "v6", "route", "dgram"} {
 		t.Run(c, func(t *testing.T) { inFabric(t, nil, 0, 1, bin("rsockets"), c) })
 	}
 }

@@ -445,6 +445,61 @@ static void check_threads(void)
 	CHECK(!rclose(e[0]) && !pthread_join(t[0], NULL) && !rclose(e[1]));
 }
 
+static volatile sig_atomic_t hits;
+
+static void hit(int sig)
+{
+	(void)sig;
+	hits++;
+}
+
+struct blocked {
+	int fd, err, done;
+	ssize_t got;
+};
+
+static void *block(void *arg)
+{
+	struct blocked *b = arg;
+	char c;
+
+	b->got = rrecv(b->fd, &c, 1, 0);
+	b->err = errno;
+	__atomic_store_n(&b->done, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+/* Signals to one who reads: the handler's SA_RESTART decides, as with a kernel's socket. */
+static void check_signals(void)
+{
+	struct sigaction sa = { .sa_handler = hit, .sa_flags = SA_RESTART };
+	struct blocked b = { 0 };
+	pthread_t t;
+	int e[2];
+
+	connected(7016, e);
+	b.fd = e[0];
+	CHECK(!sigaction(SIGUSR1, &sa, NULL) && !pthread_create(&t, NULL, block, &b));
+	for (int i = 0; i < 100; i++) {
+		CHECK(!pthread_kill(t, SIGUSR1));
+		while (hits == i) {
+			CHECK(!__atomic_load_n(&b.done, __ATOMIC_ACQUIRE));
+			sched_yield();
+		}
+		usleep(100); /* it sleeps again, mostly */
+	}
+	CHECK(!__atomic_load_n(&b.done, __ATOMIC_ACQUIRE) && rsend(e[1], "x", 1, 0) == 1 && !pthread_join(t, NULL) && b.got == 1);
+
+	sa.sa_flags = 0;
+	b.done = 0;
+	CHECK(!sigaction(SIGUSR1, &sa, NULL) && !pthread_create(&t, NULL, block, &b));
+	while (!__atomic_load_n(&b.done, __ATOMIC_ACQUIRE)) {
+		CHECK(!pthread_kill(t, SIGUSR1));
+		usleep(1000);
+	}
+	CHECK(!pthread_join(t, NULL) && b.got == -1 && b.err == EINTR && !rclose(e[0]) && !rclose(e[1]));
+}
+
 /* Small queues and buffers, so that credits and room run out all the time. */
 static void check_small(void)
 {
@@ -542,7 +597,7 @@ static const struct {
 } checks[] = {
 	{ "errors", check_errors }, { "refused", check_refused }, { "stream", check_stream }, { "full", check_full },
 	{ "poll", check_poll }, { "iomap", check_iomap }, { "many", check_many }, { "timeouts", check_timeouts },
-	{ "threads", check_threads }, { "small", check_small }, { "v6", check_v6 }, { "route", check_route }, { "defaults", check_defaults }, { "dgram", check_dgram },
+	{ "threads", check_threads }, { "signals", check_signals }, { "small", check_small }, { "v6", check_v6 }, { "route", check_route }, { "defaults", check_defaults }, { "dgram", check_dgram },
 	{ "dgram-peer", check_dgram_peer }, { "killed", check_killed }, { "peers", check_peers },
 };
 
