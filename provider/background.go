@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -199,15 +198,15 @@ func (b *background) run() {
 	var t turn
 	for !b.quit.Load() {
 		if t.over(s.clock()) {
-			runtime.Gosched()
+			giveWay()
 		}
 		if b.watch.window > 0 && !s.gone.Load() {
 			b.stayAway()
 			continue
 		}
 		taken := !s.baton.TryLock()
-		if b.frames {
-			b.noteFrame(taken)
+		if b.frames || taken {
+			b.note(taken)
 		}
 		if taken && !b.leave(until) {
 			continue
@@ -310,11 +309,10 @@ func (b *background) idle() int64 {
 	}
 	p, last := &b.poller, s.lastCall.Load()
 	who := p.seen
-	p.seen.tid = 0
 	s.release()
 	ago := s.clock() - last
-	if ago >= s.pace.stretch(endGrace) && p.skipped < maxSkipped && who.pushedAside(last) {
-		p.skipped++
+	if grace := s.pace.stretch(endGrace); ago >= grace && p.skipped < maxSkipped && who.pushedAside(last, grace) {
+		p.skipped += b.watch.window
 		return 0
 	}
 	p.skipped = 0
@@ -357,14 +355,22 @@ func (b *background) sleep(rx bool, until int64) {
 	b.frames = frame
 }
 
-// noteFrame tells watch that a frame came, when somebody else had the baton or not.
-func (b *background) noteFrame(taken bool) {
+// note tells watch that a frame came, which who has the baton would have taken as well; or that the
+// goroutine was kicked only to find somebody in the engine who polled just before. A loop that
+// polls takes most frames before this goroutine comes to see them, but kicks it for each
+// acknowledgement that it holds back.
+func (b *background) note(taken bool) {
+	frame, ago := b.frames, int64(0)
 	b.frames = false
-	ago := int64(0)
-	if !taken {
-		ago = b.s.clock() - b.s.lastCall.Load()
+	if !frame || !taken {
+		ago = b.s.pace.shrink(b.s.clock() - b.s.lastCall.Load())
 	}
-	b.watch.frame(b.s.pace.shrink(ago))
+	if frame || ago < pollGrace {
+		b.watch.frame(ago)
+	}
+	if b.watch.about() {
+		b.poller.asked.Store(true)
+	}
 }
 
 // drain takes the kicks out of the eventfd.

@@ -117,11 +117,11 @@ func (c *CQ) Poll(wcs []qp.WC) int {
 	if n := c.q.Poll(wcs); n > 0 || len(wcs) == 0 {
 		return n
 	}
-	n := c.home.Load().poll(c.q, wcs)
+	c.home.Load().attend(c.q, true)
+	n := c.q.Poll(wcs)
 	for m := c.others(); m != 0 && n == 0; m &= m - 1 {
-		if n = c.d.shards[bits.TrailingZeros32(m)].poll(c.q, wcs); n == 0 {
-			n = c.q.Poll(wcs) // it has handed over what was for another
-		}
+		c.d.shards[bits.TrailingZeros32(m)].attend(c.q, true)
+		n = c.q.Poll(wcs)
 	}
 	return n
 }

@@ -83,29 +83,12 @@ func (c *CQ) Ring() *qp.Ring { return c.q.Ring() }
 // the caller will sleep until an event comes, rather than poll again: the background
 // goroutine takes over.
 func (c *CQ) Progress(rest bool) {
-	c.progress(c.home.Load(), rest)
+	c.home.Load().attend(c.q, !rest)
 	for m := c.others(); m != 0 && c.q.Len() == 0; m &= m - 1 {
-		c.progress(c.d.shards[bits.TrailingZeros32(m)], rest)
+		c.d.shards[bits.TrailingZeros32(m)].attend(c.q, !rest)
 	}
 	if rest && c.q.Len() == 0 {
 		c.wanted()
-	}
-}
-
-func (c *CQ) progress(s *shard, rest bool) {
-	if s.baton.TryLock() {
-		if !s.closing {
-			s.polled()
-			s.holds = s.patient() && !rest
-			for range pollRounds {
-				s.lookIn()
-				if c.q.Len() > 0 || !s.pending() {
-					break
-				}
-			}
-			s.holds = false
-		}
-		s.release()
 	}
 }
 

@@ -71,9 +71,18 @@ const shortSlice = uint64(100 * time.Microsecond)
 func preferSoon() {
 	runtime.LockOSThread()
 	attr, err := unix.SchedGetAttr(0, 0)
-	if err != nil || attr.Policy != unix.SCHED_NORMAL {
+	if err != nil || attr.Policy != unix.SCHED_NORMAL || attr.Runtime == shortSlice {
 		return
 	}
 	attr.Runtime = shortSlice
 	_ = unix.SchedSetAttr(0, attr, 0)
+}
+
+// giveWay takes a new turn (turnTime). For one that keeps its thread that would be a handing over
+// between threads, there and back, on processors that others compute on; so it lets go of the thread for it,
+// and keeps the one that it finds itself on, which mostly is the same.
+func giveWay() {
+	runtime.UnlockOSThread()
+	runtime.Gosched()
+	preferSoon()
 }

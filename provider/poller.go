@@ -7,16 +7,18 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// poller is the thread that polled first in a window of watch's. It is asked for at the window's
-// beginning, and answers with its next poll.
+// poller is the thread that polled first in a window of watch's. It is asked for shortly before the
+// first and at the beginning of each, and answers with its next poll. One that did not get to that in
+// a window is known by what it said last.
 type poller struct {
 	asked   atomic.Bool
 	seen    sighting // guarded by the baton
-	skipped int      // windows in a row that were not judged
+	skipped int64    // windows in a row that were not judged, in ns
 }
 
 // sighting is a thread that polled.
@@ -26,8 +28,8 @@ type sighting struct {
 	cpu int64 // what it had used of a processor by then, in ns
 }
 
-// maxSkipped bounds them: some 6 ms.
-const maxSkipped = 16
+// maxSkipped bounds them.
+const maxSkipped = int64(6 * time.Millisecond)
 
 // answer is called by a thread that polls, with the baton held.
 func (p *poller) answer(now int64) {
@@ -38,9 +40,9 @@ func (p *poller) answer(now int64) {
 	p.asked.Store(false)
 }
 
-// pushedAside says whether the thread has not polled since lastCall because it did not run, though it wants
-// to: others have the processor. A program that has gone on to something else runs, or sleeps.
-func (p sighting) pushedAside(lastCall int64) bool {
+// pushedAside says whether the thread has not polled since lastCall because it did not run, or for grace
+// at most, though it wants to: others have the processor. A program that has gone on to something else runs, or sleeps.
+func (p sighting) pushedAside(lastCall, grace int64) bool {
 	if p.tid == 0 || lastCall < p.at {
 		return false
 	}
@@ -48,7 +50,7 @@ func (p sighting) pushedAside(lastCall int64) bool {
 	if unix.ClockGettime(threadClock(p.tid), &ts) != nil {
 		return false // it has ended
 	}
-	return ts.Nano()-p.cpu < lastCall-p.at+endGrace && runnable(p.tid)
+	return ts.Nano()-p.cpu < lastCall-p.at+grace && runnable(p.tid)
 }
 
 // threadClock is the clock of what a thread has used of the processors (clock_getcpuclockid(3)).

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tapverbs/tapverbs/qp"
+	"github.com/tapverbs/tapverbs/tap/taptest"
 	"golang.org/x/sys/unix"
 )
 
@@ -39,13 +41,13 @@ func TestPushedAside(t *testing.T) {
 	for ran() <= 2*endGrace { // it gets that sooner or later
 		time.Sleep(time.Millisecond)
 	}
-	if s.pushedAside(s.at) {
+	if s.pushedAside(s.at, endGrace) {
 		t.Error("a thread that runs without polling counts as pushed aside")
 	}
-	for !s.pushedAside(s.at + int64(time.Hour)) { // it has polled for longer than it has run
+	for !s.pushedAside(s.at+int64(time.Hour), endGrace) { // it has polled for longer than it has run
 		time.Sleep(time.Millisecond) // Go's scheduler has just stopped it
 	}
-	if s.pushedAside(s.at-1) || (sighting{}).pushedAside(s.at) {
+	if s.pushedAside(s.at-1, endGrace) || (sighting{}).pushedAside(s.at, endGrace) {
 		t.Error("one that was not seen to poll counts as pushed aside")
 	}
 	stop.Store(true)
@@ -53,7 +55,7 @@ func TestPushedAside(t *testing.T) {
 	for runnable(s.tid) { // a main thread sleeps for ever
 		time.Sleep(time.Millisecond)
 	}
-	if s.pushedAside(s.at + int64(time.Hour)) {
+	if s.pushedAside(s.at+int64(time.Hour), endGrace) {
 		t.Error("a thread that has ended counts as pushed aside")
 	}
 
@@ -72,8 +74,25 @@ func TestPushedAside(t *testing.T) {
 	for runnable(s.tid) {
 		time.Sleep(time.Millisecond)
 	}
-	if s.pushedAside(s.at + int64(time.Hour)) {
+	if s.pushedAside(s.at+int64(time.Hour), endGrace) {
 		t.Error("a thread that sleeps counts as pushed aside")
 	}
 	unix.Close(wake[1])
+}
+
+// Whoever polls answers, a program of Go's and one that is driven by rings.
+func TestPollerAnswers(t *testing.T) {
+	d, cq, _ := errQP(t, Config{Manual: true, Clock: taptest.NewClock(int64(time.Hour)).Now})
+	p := &d.sh.bg.poller
+	for name, poll := range map[string]func(){
+		"Poll":     func() { cq.Poll(make([]qp.WC, 1)) },
+		"Progress": func() { cq.Progress(false) },
+	} {
+		p.seen = sighting{}
+		p.asked.Store(true)
+		poll()
+		if p.asked.Load() || p.seen.tid == 0 || p.seen.at != int64(time.Hour) {
+			t.Errorf("%s: asked %v, seen %+v", name, p.asked.Load(), p.seen)
+		}
+	}
 }

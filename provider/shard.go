@@ -271,18 +271,19 @@ func (s *shard) kick() {
 	}
 }
 
-// poll makes progress for an application that found its CQ empty.
-func (s *shard) poll(c *qp.CQ, wcs []qp.WC) int {
+// attend makes progress for an application that found its CQ empty, until there is something in
+// it or nothing to do; again says that it will be back at once. Who finds others at it
+// leaves it to them.
+func (s *shard) attend(c *qp.CQ, again bool) {
 	if !s.baton.TryLock() {
-		return 0 // the one who has it does the work
+		return
 	}
-	n := 0
 	if !s.closing {
 		s.polled()
-		s.holds = s.patient()
-		for i := 0; i < pollRounds; i++ {
+		s.holds = again && s.patient()
+		for range pollRounds {
 			s.lookIn()
-			if n = c.Poll(wcs); n > 0 || !s.pending() {
+			if c.Len() > 0 || !s.pending() {
 				break
 			}
 		}
@@ -296,7 +297,6 @@ func (s *shard) poll(c *qp.CQ, wcs []qp.WC) int {
 	if over {
 		runtime.Gosched()
 	}
-	return n
 }
 
 // lookIn is an iteration for an application that polls.

@@ -15,9 +15,12 @@ const (
 	endGrace = int64(100 * time.Microsecond)
 	// The background goroutine stays away from the TAP for firstWindow to begin
 	// with, and twice as long each time that it finds the polling to go on, up to
-	// maxWindow: so long may a frame wait, once, when the polling has ended.
+	// maxWindow, or to a longShare of how long it has gone on, up to longWindow: so long may a
+	// frame wait, once, when the polling has ended.
 	firstWindow = int64(25 * time.Microsecond)
 	maxWindow   = int64(400 * time.Microsecond)
+	longWindow  = int64(4 * time.Millisecond)
+	longShare   = 32
 	// It goes away after so many frames that an application would have polled;
 	// after more and more of them when the polling keeps ending soon after.
 	minProof = 16
@@ -38,7 +41,7 @@ const (
 // just before it goes away for a short time, and looks again. If the polling goes
 // on it stays away, for longer times; otherwise it watches again, and then it takes
 // four times as many frames to make it go. A program that polls pays for the first
-// frames, and for a timer that runs out each 400 µs; one that never polls for
+// frames, and for a timer that runs out each 400 µs, later each 4 ms; one that never polls for
 // nothing; one that does both for a try of 200 µs each thousand frames.
 //
 // It knows no clock and does no I/O. All times are in ns of a usual machine (pace).
@@ -47,27 +50,32 @@ type watch struct {
 	proof  int   // frames it takes to go away
 	seen   int   // of them
 	good   int   // windows in which the polling went on
+	went   int64 // how long they were
 }
 
 func newWatch() watch { return watch{proof: minProof} }
 
-// frame: the goroutine was woken by a frame, and this is how long ago an
-// application polled.
+// frame: the goroutine was woken, by a frame or to find an application in the engine, and
+// this is how long ago that one polled.
 func (w *watch) frame(ago int64) {
 	if ago >= pollGrace {
 		w.seen = 0 // nobody else would have taken it soon
 		return
 	}
 	if w.seen++; w.seen >= w.proof {
-		w.window, w.seen, w.good = firstWindow, 0, 0
+		w.window, w.seen, w.good, w.went = firstWindow, 0, 0, 0
 	}
 }
+
+// about says whether the goroutine is about to go away.
+func (w *watch) about() bool { return w.seen >= w.proof-4 }
 
 // over: a window has passed, and this is how long ago an application polled.
 func (w *watch) over(ago int64) {
 	if ago < endGrace {
-		w.window = min(2*w.window, maxWindow)
 		w.good++
+		w.went += w.window
+		w.window = min(2*w.window, max(maxWindow, w.went/longShare), longWindow)
 		return
 	}
 	w.window = 0

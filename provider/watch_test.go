@@ -48,7 +48,7 @@ func TestWatch(t *testing.T) {
 		t.Errorf("it watched for %d of 1000 frames of a program that polls now and then", n)
 	}
 	// One that polls all the time is left alone after a few, for longer and longer.
-	if n := observe(&w, program{frame: now, over: polls}, 1000); n > minProof || w.window != maxWindow {
+	if n := observe(&w, program{frame: now, over: polls}, 1000); n > minProof || w.window != longWindow {
 		t.Errorf("it watched for %d of 1000 frames of a program that polls, and stays away for %d ns", n, w.window)
 	}
 	// It is back at once when the polling ends.
