@@ -60,7 +60,8 @@ $(LIBDIR)/librdmacm.so.1: $(wildcard shim/rdmacm/*) shim/verbs/dv.h shim/verbs/e
 		-Wl,-z,defs -Wl,-Bsymbolic-functions -o $@ shim/rdmacm/*.c $(LIBDIR)/libibverbs.so.1 -lpthread
 
 # Go's runtime preempts by signal who computes for 10 ms. A program's thread may have left the
-# engine when that comes, and is in its own poll(2), which signals end: cooperation only.
+# engine when that comes, and is in its own poll(2), which signals end: cooperation only. It stands
+# in place of what the go command would set for a go.mod of an older Go than the toolchain's.
 GODEBUG_ENGINE = -X runtime.godebugDefault=asyncpreemptoff=1
 
 # The go command compiles the C code of all packages again for a c-shared library, each time

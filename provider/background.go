@@ -185,6 +185,7 @@ func (b *background) kickFor(at int64) {
 // TAP is the background's again.
 func (b *background) wanted() {
 	b.s.lastCall.Store(longAgo)
+	b.s.rested.Store(true) // whatever it posts before it sleeps
 	if b.away.Load() {
 		b.kick()
 	}
@@ -205,8 +206,8 @@ func (b *background) run() {
 			continue
 		}
 		taken := !s.baton.TryLock()
-		if b.frames || taken {
-			b.note(taken)
+		if b.frames {
+			b.noteFrame(taken)
 		}
 		if taken && !b.leave(until) {
 			continue
@@ -277,46 +278,57 @@ func (b *background) leave(until int64) bool {
 // for a window; until wanted or a kick at most.
 func (b *background) stayAway() {
 	s := b.s
-	b.poller.asked.Store(true)
+	b.poller.begin(s.clock())
 	b.away.Store(true)
 	if s.eager.Load() > 0 {
 		s.bells.patient.Store(1)
 	}
-	// Looked at after away was set, as wanted looks at away after it has cleared lastCall.
-	if s.lastCall.Load() != longAgo {
+	whole := false
+	// Looked at after away was set, as wanted looks at away after it has set rested.
+	if !s.rested.Load() {
 		fds := [1]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}}
-		ts := unix.NsecToTimespec(s.pace.stretch(b.watch.window))
+		window := s.pace.stretch(b.watch.window)
+		if window > longWindow {
+			window = max(longWindow, s.pace.stretch(min(b.watch.window, maxWindow)))
+		}
+		ts := unix.NsecToTimespec(window)
 		n, _ := unix.Ppoll(fds[:], &ts, nil)
 		b.wakeups.Add(1)
 		if n > 0 {
 			b.drain()
 		}
+		whole = n == 0
 	}
 	b.away.Store(false)
 	s.bells.patient.Store(0)
-	b.watch.over(s.pace.shrink(b.idle())) // which looks at the bells
+	ago, judged := b.idle() // which looks at the bells
+	b.watch.over(s.pace.shrink(ago), whole && judged)
 }
 
 // idle is how long ago an application made progress; 0 while it does, or would if it
-// had a processor.
-func (b *background) idle() int64 {
+// had a processor, which is not judged.
+func (b *background) idle() (ago int64, judged bool) {
 	s := b.s
 	if !s.baton.TryLock() {
-		return 0
+		return 0, true
 	}
 	if s.owes != nil {
 		s.progress(false, postRounds)
 	}
 	p, last := &b.poller, s.lastCall.Load()
-	who := p.seen
+	who := p.last()
 	s.release()
-	ago := s.clock() - last
-	if grace := s.pace.stretch(endGrace); ago >= grace && p.skipped < maxSkipped && who.pushedAside(last, grace) {
-		p.skipped += b.watch.window
-		return 0
+	if s.rested.Load() {
+		return -longAgo, true
+	}
+	ago = s.clock() - last
+	window := b.watch.window
+	if grace := s.pace.stretch(endGrace); ago >= grace && p.skipped+window <= maxSkipped && who.pushedAside(last, grace) {
+		p.skipped += window
+		return 0, false
 	}
 	p.skipped = 0
-	return ago
+	return ago, true
 }
 
 // sleep waits for a kick, for frames or room for them if rx, or until a time.
@@ -348,26 +360,21 @@ func (b *background) sleep(rx bool, until int64) {
 	for _, e := range events[:n] {
 		if int(e.Fd) == b.fd {
 			b.drain()
-		} else if e.Events&unix.EPOLLIN != 0 {
-			frame = true
+		} else {
+			frame = true // with EPOLLOUT alone if somebody was quicker to read it
 		}
 	}
 	b.frames = frame
 }
 
-// note tells watch that a frame came, which who has the baton would have taken as well; or that the
-// goroutine was kicked only to find somebody in the engine who polled just before. A loop that
-// polls takes most frames before this goroutine comes to see them, but kicks it for each
-// acknowledgement that it holds back.
-func (b *background) note(taken bool) {
-	frame, ago := b.frames, int64(0)
+// noteFrame tells watch that a frame came, when somebody else had the baton or not.
+func (b *background) noteFrame(taken bool) {
 	b.frames = false
-	if !frame || !taken {
-		ago = b.s.pace.shrink(b.s.clock() - b.s.lastCall.Load())
+	ago := int64(0)
+	if !taken {
+		ago = b.s.clock() - b.s.lastCall.Load()
 	}
-	if frame || ago < pollGrace {
-		b.watch.frame(ago)
-	}
+	b.watch.frame(b.s.pace.shrink(ago))
 	if b.watch.about() {
 		b.poller.asked.Store(true)
 	}

@@ -25,8 +25,15 @@ import (
 // several queues each has a background goroutine, and keeps it.
 func (s *shard) lead() bool {
 	b := &s.bg
-	return len(s.d.shards) == 1 && b.done != nil && s.dev.FD() >= 0 && !s.gone.Load() && !s.down.Load() && !b.quit.Load() &&
-		b.leader.CompareAndSwap(false, true)
+	if len(s.d.shards) != 1 || b.done == nil || s.dev.FD() < 0 || s.gone.Load() || s.down.Load() || b.quit.Load() ||
+		!b.leader.CompareAndSwap(false, true) {
+		return false
+	}
+	if b.away.Load() { // it is to keep the timers
+		s.rested.Store(true)
+		b.kick()
+	}
+	return true
 }
 
 // maxBusy is how often in a row a leader finds others at it before it leaves the frames to

@@ -82,7 +82,15 @@ func preferSoon() {
 // between threads, there and back, on processors that others compute on; so it lets go of the thread for it,
 // and keeps the one that it finds itself on, which mostly is the same.
 func giveWay() {
+	was := unix.Gettid()
 	runtime.UnlockOSThread()
 	runtime.Gosched()
 	preferSoon()
+	if was == unix.Gettid() {
+		return
+	}
+	if attr, err := unix.SchedGetAttr(was, 0); err == nil && attr.Policy == unix.SCHED_NORMAL {
+		attr.Runtime = 0 // what others have
+		_ = unix.SchedSetAttr(was, attr, 0)
+	}
 }

@@ -19,6 +19,22 @@ type poller struct {
 	asked   atomic.Bool
 	seen    sighting // guarded by the baton
 	skipped int64    // windows in a row that were not judged, in ns
+	// When this window began, and the one before it.
+	began, before int64
+}
+
+// begin begins a window.
+func (p *poller) begin(now int64) {
+	p.before, p.began = p.began, now
+	p.asked.Store(true)
+}
+
+// last is who was seen, unless that was too long ago to say anything. The caller holds the baton.
+func (p *poller) last() sighting {
+	if p.seen.at < p.before {
+		return sighting{}
+	}
+	return p.seen
 }
 
 // sighting is a thread that polled.

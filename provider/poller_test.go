@@ -95,4 +95,8 @@ func TestPollerAnswers(t *testing.T) {
 			t.Errorf("%s: asked %v, seen %+v", name, p.asked.Load(), p.seen)
 		}
 	}
+	p.asked.Store(true)
+	if cq.Progress(true); !p.asked.Load() {
+		t.Error("one that goes to sleep answers")
+	}
 }

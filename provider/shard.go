@@ -124,8 +124,10 @@ type shard struct {
 	down       atomic.Bool // the TAP's link is down
 	// lastCall is when an application last posted or polled an empty CQ.
 	lastCall atomic.Int64
-	turn     turn // of threads that poll
-	pace     pace
+	// rested: an application has said since that it will sleep.
+	rested atomic.Bool
+	turn   turn // of threads that poll
+	pace   pace
 	// look: frames came while the baton was taken; who has it reads them.
 	look atomic.Bool
 	// posted: work was posted since the last poll. eager is how surely a poll comes soon
@@ -288,8 +290,13 @@ func (s *shard) attend(c *qp.CQ, again bool) {
 			}
 		}
 		s.holds = false
-		if s.bg.poller.asked.Load() {
-			s.bg.poller.answer(s.now)
+		if again {
+			if s.rested.Load() {
+				s.rested.Store(false)
+			}
+			if s.bg.poller.asked.Load() {
+				s.bg.poller.answer(s.now)
+			}
 		}
 	}
 	over := s.turn.over(s.now)

@@ -55,8 +55,8 @@ type watch struct {
 
 func newWatch() watch { return watch{proof: minProof} }
 
-// frame: the goroutine was woken, by a frame or to find an application in the engine, and
-// this is how long ago that one polled.
+// frame: the goroutine was woken by a frame, and this is how long ago an
+// application polled.
 func (w *watch) frame(ago int64) {
 	if ago >= pollGrace {
 		w.seen = 0 // nobody else would have taken it soon
@@ -70,9 +70,13 @@ func (w *watch) frame(ago int64) {
 // about says whether the goroutine is about to go away.
 func (w *watch) about() bool { return w.seen >= w.proof-4 }
 
-// over: a window has passed, and this is how long ago an application polled.
-func (w *watch) over(ago int64) {
+// over: a window has passed, and this is how long ago an application polled; whole says that
+// the window was not cut short, and could be judged.
+func (w *watch) over(ago int64, whole bool) {
 	if ago < endGrace {
+		if !whole {
+			return
+		}
 		w.good++
 		w.went += w.window
 		w.window = min(2*w.window, max(maxWindow, w.went/longShare), longWindow)

@@ -19,7 +19,7 @@ func observe(w *watch, p program, n int) (watched int) {
 			watched++
 			w.frame(p.frame())
 		} else {
-			w.over(p.over(w.window))
+			w.over(p.over(w.window), true)
 		}
 	}
 	return watched
@@ -51,8 +51,13 @@ func TestWatch(t *testing.T) {
 	if n := observe(&w, program{frame: now, over: polls}, 1000); n > minProof || w.window != longWindow {
 		t.Errorf("it watched for %d of 1000 frames of a program that polls, and stays away for %d ns", n, w.window)
 	}
+	// Windows that were cut short prove nothing.
+	was := w
+	if w.over(0, false); w != was {
+		t.Errorf("%+v became %+v", was, w)
+	}
 	// It is back at once when the polling ends.
-	w.over(endGrace)
+	w.over(endGrace, true)
 	if w.window != 0 || w.proof != minProof {
 		t.Errorf("the polling has ended: %+v", w)
 	}
@@ -77,9 +82,9 @@ func TestWatchMemory(t *testing.T) {
 		t.Errorf("it watched for %d frames more", n)
 	}
 	for range manyWindows {
-		w.over(0)
+		w.over(0, true)
 	}
-	if w.over(endGrace); w.proof != minProof {
+	if w.over(endGrace, true); w.proof != minProof {
 		t.Errorf("it has polled for long, and is tried after %d frames", w.proof)
 	}
 }

@@ -103,15 +103,17 @@ int rshutdown(int socket, int how)
 static void take_leave(struct rsock *s)
 {
 	int64_t limit = RS_LINGER_NS;
-
 	struct timespec longest;
+	int rc;
 
 	if (s->linger.l_onoff)
 		limit = s->linger.l_linger * 1000000000ll;
 	if (!limit)
 		return;
 	longest = (struct timespec){limit / 1000000000, 0};
-	if (rs_wait(s, heard, false, &longest) || s->state < RS_CONNECTED || s->state == RS_FAILED)
+	while ((rc = rs_wait(s, heard, false, &longest)) && errno == EINTR)
+		;
+	if (rc || s->state < RS_CONNECTED || s->state == RS_FAILED)
 		return;
 	bid_farewell(s, limit);
 	drain(s, limit);

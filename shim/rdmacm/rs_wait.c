@@ -101,7 +101,7 @@ void rs_unwatch(struct rsock *s, const struct pollfd *p, int n, unsigned epoch)
 
 /* rs_sleep waits until something has happened to the socket, or until the deadline (NULL:
  * none). Called with its lock, which it gives up meanwhile; looks are the caller's. Gives
- * ETIMEDOUT as errno, and EINTR where a blocking read(2) would. */
+ * ETIMEDOUT as errno, and EINTR where a blocking recv(2) would: with a timeout always (signal(7)). */
 int rs_sleep(struct rsock *s, const struct timespec *deadline)
 {
 	struct timespec now, left, *timeout = NULL;
@@ -127,7 +127,7 @@ int rs_sleep(struct rsock *s, const struct timespec *deadline)
 		pthread_mutex_unlock(&s->lock);
 		got = ppoll(p, n, timeout, NULL);
 		err = errno;
-		if (got < 0 && err == EINTR && tv_restarted())
+		if (got < 0 && err == EINTR && !deadline && tv_restarted())
 			got = 0; /* it will be looked what there is */
 		pthread_mutex_lock(&s->lock);
 	} else {
