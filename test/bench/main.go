@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/tapverbs/tapverbs/internal/twin"
+	"github.com/tapverbs/tapverbs/provider"
 )
 
 // resultEnv names the file that results of "memory" go to.
@@ -33,6 +34,9 @@ func main() {
 	var err error
 	inside := twin.Inside() || twin.Child()
 	args := os.Args[1:]
+	if len(args) > 0 && args[0] == "end" {
+		provider.MakeRoom() // as pingpong does: an end does nothing but verbs
+	}
 	switch {
 	case len(args) > 0 && args[0] == "memory" && inside:
 		err = pairMain()
