@@ -199,8 +199,8 @@ func (p *PD) dial(ctx context.Context, addr netip.AddrPort, a ConnAttr) (*Conn, 
 	peer := k.Info().Peer
 	// Each takes what the other has agreed to send.
 	me.Responder, me.Initiator = min(me.Responder, peer.Initiator), min(me.Initiator, peer.Responder)
-	me.RNRRetry = peer.RNRRetry
 	if err = q.connect(me, peer, r, sgid); err == nil {
+		me.RNRRetry = peer.RNRRetry
 		err = q.ready(me, peer, r)
 	}
 	if err == nil {
@@ -218,9 +218,19 @@ const (
 	// connAckTimeout is the queue pairs' timeout: 1.1 s, as RDMA CM's. A loss is found long before
 	// by a probe; a peer that has no processor must not be given up for that.
 	connAckTimeout = 18
-	// connMinRNR is 0.64 ms. RDMA CM leaves it at 0, which is 655 ms.
-	connMinRNR = 12
+	// shortRNR is 0.64 ms, longRNR 655 ms (IBA table 45).
+	shortRNR, longRNR = 12, 0
 )
+
+// ConnMinRNR is the min_rnr_timer of a connection's queue pair whose owner has told the other end
+// to try so often when there is no receive: short if that is for ever (7). Otherwise it is what
+// RDMA CM leaves it at, 655 ms: times the number of tries it is what the other end bears.
+func ConnMinRNR(told uint8) uint8 {
+	if told == 7 {
+		return shortRNR
+	}
+	return longRNR
+}
 
 // or gives v, or what stands for 0.
 func or[T uint8 | qp.MTU](v, instead T) T {
@@ -278,7 +288,7 @@ func (a *ConnAttr) create(p *PD) (*QP, error) {
 	return q, nil
 }
 
-// connect brings a queue pair from INIT to RTR.
+// connect brings a queue pair from INIT to RTR; me is what the other end is told.
 func (q *QP) connect(me, peer cm.Params, r cm.Route, sgid int) error {
 	mask := qp.AttrState | qp.AttrAV | qp.AttrPathMTU | qp.AttrDestQPN | qp.AttrRQPSN
 	if q.init.Type == qp.TypeRC {
@@ -286,7 +296,7 @@ func (q *QP) connect(me, peer cm.Params, r cm.Route, sgid int) error {
 	}
 	return q.Modify(QPAttr{
 		Attr: qp.Attr{State: qp.StateRTR, PathMTU: qp.MTU(r.MTU), DestQPN: peer.QPN, RQPSN: me.PSN, MaxDestRdAtomic: me.Responder,
-			MinRNRTimer: connMinRNR},
+			MinRNRTimer: ConnMinRNR(me.RNRRetry)},
 		AH: AHAttr{DGID: GIDOf(peer.Addr), SGIDIndex: sgid, HopLimit: r.HopLimit, TrafficClass: r.TrafficClass, FlowLabel: r.FlowLabel},
 	}, mask)
 }
@@ -441,7 +451,7 @@ func (r *ConnRequest) accept(ctx context.Context, p *PD, a ConnAttr) (*Conn, err
 		route.AckTimeout = connAckTimeout
 	}
 	q.heard = func() { r.w.events.put(cmEvent{Event: cm.Event{Kind: heardOf}}) }
-	if err := q.connect(mine, i.Peer, route, sgid); err != nil {
+	if err := q.connect(me, i.Peer, route, sgid); err != nil {
 		return fail(err)
 	}
 	r.w.qp.Store(q)

@@ -270,8 +270,8 @@ func TestDialRefused(t *testing.T) {
 }
 
 // TestDialAttributes: both queue pairs have what the ends have agreed on: of READs and atomics no
-// more than one wants to have and the other takes, each the other's RNR retries, the rest as who
-// dials wants it.
+// more than one wants to have and the other takes, each the other's RNR retries, with the long
+// RNR timer of RDMA CM if they end, the rest as who dials wants it.
 func TestDialAttributes(t *testing.T) {
 	p := harness.NewLivePair(t, taptest.Config{Seed: 1})
 	a, b := newParty(t, p.Dev[0]), newParty(t, p.Dev[1])
@@ -327,7 +327,8 @@ func TestDialAttributes(t *testing.T) {
 		for i, end := range []struct {
 			c, peer *provider.Conn
 			want    got
-		}{{client, server, c.c}, {server, client, c.s}} {
+			told    int // how often the other end is to try
+		}{{client, server, c.c, c.s.rnr}, {server, client, c.s, c.c.rnr}} {
 			q, _, err := end.c.Query()
 			if err != nil {
 				t.Fatal(err)
@@ -339,7 +340,11 @@ func TestDialAttributes(t *testing.T) {
 			if mtu == 0 {
 				mtu = a.d.QueryPort().ActiveMTU
 			}
-			if q.State != qp.StateRTS || q.PathMTU != mtu || q.Timeout != 18 || q.MinRNRTimer != 12 || q.DestQPN != end.peer.Num() {
+			timer := uint8(0)
+			if end.told == 7 {
+				timer = 12
+			}
+			if q.State != qp.StateRTS || q.PathMTU != mtu || q.Timeout != 18 || q.MinRNRTimer != timer || q.DestQPN != end.peer.Num() {
 				t.Errorf("end %d: %+v", i, q)
 			}
 			psn[i] = [2]wire.PSN{q.SQPSN, q.RQPSN}

@@ -22,8 +22,6 @@ import (
 // Connections of identifiers.
 
 const (
-	// cmMinRNR is 0.64 ms. RDMA CM leaves it at 0, which is 655 ms.
-	cmMinRNR = 12
 	// cmQKey is RDMA_UDP_QKEY.
 	cmQKey = 0x01234567
 
@@ -304,6 +302,7 @@ func tvCMQPAttr(h C.tv_handle, state C.uint32_t, a *C.struct_tv_qp_attr, mask *C
 	}
 	if id.passive && me.QPN == 0 { // not accepted yet
 		me.Responder, me.Initiator = 0xff, 0xff
+		me.RNRRetry = peer.RNRRetry // it will be told the same, mostly
 	}
 	most := id.c.dev.d.Query()
 	switch {
@@ -332,7 +331,7 @@ func tvCMQPAttr(h C.tv_handle, state C.uint32_t, a *C.struct_tv_qp_attr, mask *C
 		a.path_mtu, a.dest_qpn, a.rq_psn = C.uint32_t(r.MTU), C.uint32_t(peer.QPN), C.uint32_t(id.psn)
 		m |= qp.AttrAV | qp.AttrPathMTU | qp.AttrDestQPN | qp.AttrRQPSN
 		if id.qpType == qpTypeRC || id.qpType == qpTypeXRCRecv {
-			a.max_dest_rd_atomic, a.min_rnr_timer = C.uint8_t(min(me.Responder, peer.Initiator, uint8(most.MaxQPRdAtom))), cmMinRNR
+			a.max_dest_rd_atomic, a.min_rnr_timer = C.uint8_t(min(me.Responder, peer.Initiator, uint8(most.MaxQPRdAtom))), C.uint8_t(provider.ConnMinRNR(me.RNRRetry))
 			m |= qp.AttrMaxDestRdAtomic | qp.AttrMinRNRTimer
 		}
 	case qp.State(state) == qp.StateRTS:
