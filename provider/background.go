@@ -287,11 +287,7 @@ func (b *background) stayAway() {
 	// Looked at after away was set, as wanted looks at away after it has set rested.
 	if !s.rested.Load() {
 		fds := [1]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}}
-		window := s.pace.stretch(b.watch.window)
-		if window > longWindow {
-			window = max(longWindow, s.pace.stretch(min(b.watch.window, maxWindow)))
-		}
-		ts := unix.NsecToTimespec(window)
+		ts := unix.NsecToTimespec(min(s.pace.stretch(b.watch.window), max(longWindow, s.pace.stretch(maxWindow))))
 		n, _ := unix.Ppoll(fds[:], &ts, nil)
 		b.wakeups.Add(1)
 		if n > 0 {

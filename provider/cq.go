@@ -117,11 +117,13 @@ func (c *CQ) Poll(wcs []qp.WC) int {
 	if n := c.q.Poll(wcs); n > 0 || len(wcs) == 0 {
 		return n
 	}
-	c.home.Load().attend(c.q, true)
-	n := c.q.Poll(wcs)
+	n := 0
+	if c.home.Load().attend(c.q, true) {
+		n = c.q.Poll(wcs)
+	}
 	for m := c.others(); m != 0 && n == 0; m &= m - 1 {
 		c.d.shards[bits.TrailingZeros32(m)].attend(c.q, true)
-		n = c.q.Poll(wcs)
+		n = c.q.Poll(wcs) // somebody may have handed over what was for it
 	}
 	return n
 }
