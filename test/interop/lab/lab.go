@@ -193,7 +193,7 @@ func (l *Lab) start(cfg Config) error {
 		return v
 	}
 	// Of the processor, what costs most and gives least when emulated is left out.
-	accel, cpu := "tcg,thread=multi", "max,la57=off,smap=off,smep=off,pku=off,umip=off"
+	accel, cpu := "tcg,thread=multi", "max,la57=off,smap=off,smep=off,pku=off,umip=off,erms=off"
 	if cfg.KVM {
 		accel, cpu = "kvm", "host"
 	}
