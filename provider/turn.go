@@ -5,6 +5,7 @@ package provider
 import (
 	"os"
 	"runtime"
+	"sync/atomic"
 	"time"
 )
 
@@ -22,12 +23,20 @@ type turn struct{ at int64 }
 // over says whether it is time for a new one, and that it is taken: by runtime.Gosched,
 // when no baton is held.
 func (t *turn) over(now int64) bool {
-	if now-t.at < turnTime {
+	if now-t.at < turnTime || sysmonSlow.Load() {
 		return false
 	}
 	t.at = now
 	return true
 }
+
+var sysmonSlow atomic.Bool
+
+// SlowSysmon says that sysmon never looks sooner than each 10 ms, whatever it finds, so that nobody needs to
+// take turns: a place that it has taken is there again when its goroutine comes back (MakeRoom), without a
+// switch. It is for who has made it so, as the engine of the C library has (shim/engine/sysmon.c), before devices
+// are opened.
+func SlowSysmon() { sysmonSlow.Store(true) }
 
 // roomy is how many goroutines may be in C or in system calls, beside one for each processor,
 // before there is no place left: sysmon leaves those alone that nobody waits for.

@@ -26,7 +26,10 @@ import (
 
 func main() {}
 
-func init() { provider.MakeRoom() }
+func init() {
+	provider.MakeRoom()
+	provider.SlowSysmon() // see sysmon.c
+}
 
 // errno is what a verb returns.
 func errno(err error) C.int { return C.int(provider.Errno(err)) }
