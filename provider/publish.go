@@ -5,13 +5,14 @@ package provider
 import (
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// publishEvery is how old what the files say may be, while something changes.
+// publishEvery is how often the files are written, while something changes: what they say is twice as old at most.
 const publishEvery = 100 * time.Millisecond
 
 // published is a counter that the device keeps in a file. Names and meanings are those
@@ -96,6 +97,51 @@ func (d *Device) published(sums []uint64) {
 		}
 		s.release()
 	}
+}
+
+// tally is what a shard has counted, as of when somebody gave the baton back who was asked for it: the publisher
+// waits for nobody, which would have threads wait for it in turn.
+type tally struct {
+	asked atomic.Bool
+	mu    sync.Mutex // guards sums: a leaf
+	sums  []uint64
+}
+
+// tallyUp is called by the holder of the baton who was asked.
+func (s *shard) tallyUp() {
+	t := &s.tally
+	t.asked.Store(false)
+	t.mu.Lock()
+	if t.sums == nil {
+		t.sums = make([]uint64, numPublished())
+	}
+	for i := range t.sums {
+		c, _ := counter(i)
+		t.sums[i] = c.of(s)
+	}
+	t.mu.Unlock()
+}
+
+// tallied adds up what the shards have counted. It says false if somebody is at work in one of them, of whom
+// there will be news soon.
+func (d *Device) tallied(sums []uint64) (fresh bool) {
+	clear(sums)
+	fresh = true
+	for _, s := range d.shards {
+		t := &s.tally
+		t.asked.Store(true)
+		if s.baton.TryLock() {
+			s.release()
+		} else {
+			fresh = false
+		}
+		t.mu.Lock()
+		for i, v := range t.sums {
+			sums[i] += v
+		}
+		t.mu.Unlock()
+	}
+	return fresh
 }
 
 func numPublished() int { return len(portCounters) + len(hwCounters) }
@@ -206,40 +252,49 @@ func (p *publisher) run() {
 		case <-tick:
 		case <-p.wake:
 		case <-p.quit:
-			p.publish()
+			p.s.d.published(p.now)
+			p.write()
 			return
 		}
 	}
 }
 
-// publish writes what has changed, and says whether anything had.
+// publish writes what has changed, and says whether there is more to come.
 func (p *publisher) publish() bool {
 	p.dozing.Store(true) // before it looks: what changes later is heard of
-	p.s.d.published(p.now)
+	fresh := p.s.d.tallied(p.now)
+	if !p.write() && fresh {
+		return false
+	}
+	p.dozing.Store(false)
+	return true
+}
+
+// write writes what has changed, and says whether anything had.
+func (p *publisher) write() bool {
 	p.state = p.s.portState()
 	if slices.Equal(p.now, p.last) && p.state == p.said {
 		return false
 	}
-	p.dozing.Store(false)
 	var buf [24]byte
 	for i, v := range p.now {
 		if v != p.last[i] {
 			_, path := counter(i)
-			p.write(path, append(strconv.AppendUint(buf[:0], p.base[i]+v, 10), '\n'))
+			p.put(path, append(strconv.AppendUint(buf[:0], p.base[i]+v, 10), '\n'))
 		}
 	}
 	if p.state != p.said {
 		state, phys := stateFiles(p.state)
-		p.write(statePath, []byte(state))
-		p.write(physPath, []byte(phys))
+		p.put(statePath, []byte(state))
+		p.put(physPath, []byte(phys))
 	}
 	copy(p.last, p.now)
 	p.said = p.state
 	return true
 }
 
-// write puts b into a file, whose length is that of b then.
-func (p *publisher) write(path string, b []byte) {
+// put puts b into a file, whose length is that of b then.
+func (p *publisher) put(path string, b []byte) {
 	fd, err := unix.Openat(p.root, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return

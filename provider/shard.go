@@ -51,6 +51,7 @@ type shard struct {
 	dev   tap.Device
 	link  link
 	pub   publisher
+	tally tally
 	clock func() int64
 	now   int64 // of this iteration
 	acc   *mr.Accessor
@@ -229,6 +230,9 @@ func (s *shard) giveBack() (others uint32) {
 		s.bg.kickFor(s.due())
 		if s.d.untold.some.Load() {
 			s.d.untold.tell()
+		}
+		if s.tally.asked.Load() {
+			s.tallyUp()
 		}
 		s.baton.Unlock()
 		look := s.look.Load()
