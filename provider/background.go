@@ -205,17 +205,28 @@ func (b *background) run() {
 			b.stayAway()
 			continue
 		}
-		taken := !s.baton.TryLock()
-		if b.frames {
-			b.noteFrame(taken)
-		}
-		if taken && !b.leave(until) {
-			continue
+		woken := b.frames
+		b.frames = false
+		if !s.baton.TryLock() {
+			if woken {
+				b.noteFrame(0)
+			}
+			if !b.leave(until) {
+				continue
+			}
+			woken = false
 		}
 		if s.link.probing() {
 			s.announce() // the frame that gets through ends it
 		}
+		ago, before := s.clock()-s.lastCall.Load(), s.cnt.RxFrames
 		s.progress(true, backgroundRounds)
+		if woken {
+			if s.cnt.RxFrames == before {
+				ago = 0 // somebody else was quicker
+			}
+			b.noteFrame(ago)
+		}
 		until = s.next()
 		if s.pending() {
 			s.release()
@@ -258,9 +269,8 @@ func (b *background) run() {
 // says true if it has got the baton all the same.
 func (b *background) leave(until int64) bool {
 	s := b.s
-	if until <= s.clock() {
-		s.lock() // a timer is due
-		return true
+	if now := s.clock(); until <= now {
+		until = now + s.pace.stretch(lively) // who has it runs the timers, too, when it sees look
 	}
 	b.sleepUntil.Store(until)
 	s.look.Store(true)
@@ -284,10 +294,11 @@ func (b *background) stayAway() {
 		s.bells.patient.Store(1)
 	}
 	whole := false
+	stay := min(s.pace.stretch(b.watch.window), max(longWindow, s.pace.stretch(maxWindow)))
 	// Looked at after away was set, as wanted looks at away after it has set rested.
 	if !s.rested.Load() {
 		fds := [1]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}}
-		ts := unix.NsecToTimespec(min(s.pace.stretch(b.watch.window), max(longWindow, s.pace.stretch(maxWindow))))
+		ts := unix.NsecToTimespec(stay)
 		n, _ := unix.Ppoll(fds[:], &ts, nil)
 		b.wakeups.Add(1)
 		if n > 0 {
@@ -297,13 +308,13 @@ func (b *background) stayAway() {
 	}
 	b.away.Store(false)
 	s.bells.patient.Store(0)
-	ago, judged := b.idle() // which looks at the bells
+	ago, judged := b.idle(stay) // which looks at the bells
 	b.watch.over(s.pace.shrink(ago), whole && judged)
 }
 
-// idle is how long ago an application made progress; 0 while it does, or would if it
-// had a processor, which is not judged.
-func (b *background) idle() (ago int64, judged bool) {
+// idle is how long ago an application made progress; 0 while it does, in a window of stay ns in
+// which it has let no frame wait, or would if it had a processor, which is not judged.
+func (b *background) idle(stay int64) (ago int64, judged bool) {
 	s := b.s
 	if !s.baton.TryLock() {
 		return 0, true
@@ -318,13 +329,28 @@ func (b *background) idle() (ago int64, judged bool) {
 		return -longAgo, true
 	}
 	ago = s.clock() - last
-	window := b.watch.window
-	if grace := s.pace.stretch(endGrace); ago >= grace && p.skipped+window <= maxSkipped && who.pushedAside(last, grace) {
+	window, grace := b.watch.window, s.pace.stretch(endGrace)
+	switch {
+	case ago < grace:
+	case ago < stay && !b.unread():
+		ago = 0
+	case p.skipped+window <= maxSkipped && who.pushedAside(last, grace):
 		p.skipped += window
 		return 0, false
 	}
 	p.skipped = 0
 	return ago, true
+}
+
+// unread says whether frames wait in the TAP. A port without a descriptor knows only that some came.
+func (b *background) unread() bool {
+	fd := b.s.dev.FD()
+	if fd < 0 {
+		return b.came.Load()
+	}
+	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, _ := unix.Poll(fds[:], 0)
+	return n > 0
 }
 
 // sleep waits for a kick, for frames or room for them if rx, or until a time.
@@ -363,13 +389,8 @@ func (b *background) sleep(rx bool, until int64) {
 	b.frames = frame
 }
 
-// noteFrame tells watch that a frame came, when somebody else had the baton or not.
-func (b *background) noteFrame(taken bool) {
-	b.frames = false
-	ago := int64(0)
-	if !taken {
-		ago = b.s.clock() - b.s.lastCall.Load()
-	}
+// noteFrame tells watch that a frame woke the goroutine, and how long ago somebody else had polled.
+func (b *background) noteFrame(ago int64) {
 	b.watch.frame(b.s.pace.shrink(ago))
 	if b.watch.about() {
 		b.poller.asked.Store(true)

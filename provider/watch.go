@@ -25,6 +25,8 @@ const (
 	// after more and more of them when the polling keeps ending soon after.
 	minProof = 16
 	maxProof = 1024
+	// lateFrame is how many of them one counts that it would have let wait.
+	lateFrame = 8
 	// fewWindows are few, manyWindows many.
 	fewWindows  = 4
 	manyWindows = 16
@@ -59,7 +61,7 @@ func newWatch() watch { return watch{proof: minProof} }
 // application polled.
 func (w *watch) frame(ago int64) {
 	if ago >= pollGrace {
-		w.seen = 0 // nobody else would have taken it soon
+		w.seen = max(0, w.seen-lateFrame) // nobody else would have taken it soon
 		return
 	}
 	if w.seen++; w.seen >= w.proof {
