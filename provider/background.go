@@ -74,8 +74,14 @@ type background struct {
 	leader, calls atomic.Bool
 	ledAt         atomic.Int64
 	sleepers      atomic.Int32
-	lfd, lep      int
-	busy          int // how often in a row the leader found the baton taken
+	// follow is for how long, in ns, the goroutine leaves the TAP to one who may lead again; ledWas is ledAt
+	// when that began. following: it sleeps so, and there is no leader. wants counts calls of wanted.
+	follow    atomic.Int64
+	ledWas    int64
+	following atomic.Bool
+	wants     atomic.Uint32
+	lfd, lep  int
+	busy      int // how often in a row the leader found the baton taken
 	// came: a port without a descriptor has said that frames arrived.
 	came atomic.Bool
 }
@@ -113,6 +119,7 @@ func (b *background) start() (err error) {
 	b.mu.Unlock()
 	b.watch = newWatch()
 	b.ledAt.Store(longAgo)
+	b.follow.Store(maxWindow)
 	b.sleepUntil.Store(awake)
 	b.done = make(chan struct{})
 	// A port without a descriptor says by a call when frames arrive.
@@ -186,7 +193,8 @@ func (b *background) kickFor(at int64) {
 func (b *background) wanted() {
 	b.s.lastCall.Store(longAgo)
 	b.s.rested.Store(true) // whatever it posts before it sleeps
-	if b.away.Load() {
+	b.wants.Add(1)
+	if b.away.Load() || b.following.Load() {
 		b.kick()
 	}
 }
@@ -240,13 +248,12 @@ func (b *background) run() {
 		if s.link.probing() {
 			until = min(until, s.now+retryDown)
 		}
-		if lively := s.pace.stretch(lively); s.now-s.lastCall.Load() < lively {
-			until = min(until, s.now+lively)
-			if b.follows(s.now) {
-				until = min(until, s.now+s.pace.stretch(maxWindow))
-			}
+		now, wants := s.now, b.wants.Load()
+		if lively := s.pace.stretch(lively); b.follows(now) {
+			until = min(until, now+b.followFor())
+		} else if now-s.lastCall.Load() < lively {
+			until = min(until, now+lively)
 		}
-		now := s.now
 		b.sleepUntil.Store(until)
 		s.release()
 		if s.bells.quiet() {
@@ -255,11 +262,15 @@ func (b *background) run() {
 				switch {
 				case b.leader.Load(): // who kicks when it goes: it sees sleepUntil
 					rx = false
-				case b.follows(now): // nobody tells when that is over
-					rx, until = false, min(until, now+s.pace.stretch(maxWindow))
+				case b.follows(now): // nobody tells when that is over, but who rests
+					b.following.Store(true)
+					if rx = b.wants.Load() != wants; !rx {
+						until = min(until, now+b.follow.Load())
+					}
 				}
 			}
 			b.sleep(rx, until)
+			b.following.Store(false)
 		}
 		b.sleepUntil.Store(awake)
 	}

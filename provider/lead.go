@@ -82,7 +82,7 @@ func (s *shard) endLead() {
 	at := s.clock()
 	b.ledAt.Store(at)
 	b.leader.Store(false)
-	if u := b.sleepUntil.Load(); u != awake && (u > at+s.pace.stretch(maxWindow) || b.sleepers.Load() > 0) {
+	if u := b.sleepUntil.Load(); u != awake && (u > at+b.follow.Load() || b.sleepers.Load() > 0) {
 		b.kick()
 	}
 }
@@ -91,6 +91,19 @@ func (s *shard) endLead() {
 // do so again: then not while others sleep who do not.
 func (b *background) follows(now int64) bool {
 	return b.leader.Load() || now-b.ledAt.Load() < b.s.pace.stretch(endGrace) && b.sleepers.Load() == 0
+}
+
+// followFor is for how long the goroutine leaves the TAP to who leads: twice as long each time that somebody has led
+// meanwhile, up to longWindow.
+func (b *background) followFor() int64 {
+	least, at := b.s.pace.stretch(maxWindow), b.ledAt.Load()
+	stay := least
+	if at != b.ledWas {
+		stay = max(min(2*b.follow.Load(), longWindow), least)
+	}
+	b.ledWas = at
+	b.follow.Store(stay)
+	return stay
 }
 
 // sleepLeading sleeps until ready, until the context is done or until the device has
