@@ -82,6 +82,8 @@ type background struct {
 	wants     atomic.Uint32
 	lfd, lep  int
 	busy      int // how often in a row the leader found the baton taken
+	lookOut   lookOut
+	waits     bool // the leader has had to wait, looking or asleep
 	// came: a port without a descriptor has said that frames arrived.
 	came atomic.Bool
 }

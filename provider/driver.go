@@ -130,7 +130,7 @@ func (d *Device) Lead(ready func() bool) (fd int) {
 		return LeadNot
 	}
 	fd = s.dev.FD()
-	if s.led(ready) {
+	if s.lookFor(ready) {
 		return fd
 	}
 	s.endLead()
@@ -141,7 +141,10 @@ func (d *Device) Lead(ready func() bool) (fd int) {
 }
 
 // Led makes progress for the caller of Lead. false: there is no need to sleep any longer.
-func (d *Device) Led(ready func() bool) bool { return d.sh.led(ready) }
+func (d *Device) Led(ready func() bool) bool {
+	d.sh.bg.wakeups.Add(1)
+	return d.sh.led(ready)
+}
 
 // EndLead ends what Lead began, by what that gave.
 func (d *Device) EndLead(fd int) {

@@ -4,6 +4,7 @@ package provider
 
 import (
 	"context"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -57,7 +58,6 @@ func (s *shard) led(ready func() bool) bool {
 		return false
 	}
 	s.leading = true
-	s.bg.wakeups.Add(1)
 	s.polled() // which lets an acknowledgement go that was held back: this thread may sleep for long
 	for range pollRounds {
 		s.step(true)
@@ -75,11 +75,93 @@ func (s *shard) led(ready func() bool) bool {
 	return !has && !s.gone.Load() && !s.down.Load() && !s.bg.quit.Load()
 }
 
+// lookOut is how long a leader looks for frames before it sleeps. Being woken can take several times as
+// long as the answer of a peer that is awake takes, and costs that peer time, too, whose frame does it. Whether looking is
+// worth it is found out by trying, now and then: for as long as the waits were of late, which costs no more
+// than sleeping does; and it is if waits are shorter by a quarter at least. So a program whose peer takes
+// its time sleeps at once, all but always.
+//
+// It knows no clock. It belongs to the leader.
+type lookOut struct {
+	long  int64 // how long it looks, in ns; 0: it sleeps at once
+	from  int64 // when the wait began
+	tries bool
+	n     int   // waits: asleep, or tried, or in a row that were longer than it looked
+	good  int   // waits that looking made shorter
+	sum   int64 // of how long the waits were, asleep
+	since int64 // when it began to look
+}
+
+const (
+	// maxLookOut is how long waits are at most, on average, for it to be tried, in ns.
+	maxLookOut = int64(time.Millisecond)
+	// tryLookOut is after how many waits it is tried, for lookOuts of them, of which at least
+	// goodLooks must have been worth it.
+	tryLookOut, lookOuts, goodLooks = 32, 8, 6
+	// badLooks in a row end it, and lookTime, in ns, after which it is to prove itself again.
+	badLooks, lookTime = 4, int64(time.Second)
+)
+
+// over learns from a wait that has ended now.
+func (l *lookOut) over(now int64) {
+	waited := now - l.from
+	switch {
+	case l.long == 0:
+		l.sum += min(waited, 2*maxLookOut)
+		if l.n++; l.n < tryLookOut {
+			return
+		}
+		if mean := l.sum / tryLookOut; mean < maxLookOut {
+			*l = lookOut{long: mean, tries: true}
+			return
+		}
+	case l.tries:
+		if waited < l.long-l.long/4 {
+			l.good++
+		}
+		if l.n++; l.n < lookOuts {
+			return
+		}
+		if l.good >= goodLooks {
+			*l = lookOut{long: l.long, since: now}
+			return
+		}
+	default:
+		if l.n++; waited < l.long {
+			l.n = 0
+		}
+		if l.n < badLooks && now-l.since < lookTime {
+			return
+		}
+	}
+	*l = lookOut{}
+}
+
+// lookFor is led for a leader that would sleep next.
+func (s *shard) lookFor(ready func() bool) bool {
+	if !s.led(ready) {
+		return false
+	}
+	b := &s.bg
+	l := &b.lookOut
+	l.from, b.waits = s.clock(), true
+	for b.busy == 0 && s.clock()-l.from < l.long {
+		if !s.led(ready) {
+			return false
+		}
+	}
+	return true
+}
+
 // endLead ends what lead began.
 func (s *shard) endLead() {
 	b := &s.bg
 	b.busy = 0
 	at := s.clock()
+	if b.waits {
+		b.waits = false
+		b.lookOut.over(at)
+	}
 	b.ledAt.Store(at)
 	b.leader.Store(false)
 	if u := b.sleepUntil.Load(); u != awake && (u > at+b.follow.Load() || b.sleepers.Load() > 0) {
@@ -119,7 +201,7 @@ func (s *shard) sleepLeading(ctx context.Context, ready func() bool) bool {
 	if ctx.Done() != nil {
 		defer context.AfterFunc(ctx, b.callLeader)()
 	}
-	for s.led(ready) && !ready() && ctx.Err() == nil {
+	for again := s.lookFor(ready); again && !ready() && ctx.Err() == nil; again = s.led(ready) {
 		b.leaderSleeps()
 	}
 	slept := b.busy < maxBusy || ready()
@@ -142,6 +224,7 @@ func (b *background) callLeader() {
 // leaderSleeps waits for frames or a call.
 func (b *background) leaderSleeps() {
 	var events [2]unix.EpollEvent
+	b.wakeups.Add(1)
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(b.lep), uintptr(unsafe.Pointer(&events)), 2, 0, 0, 0)
 	if errno != 0 {
 		return
