@@ -181,8 +181,8 @@ func (b *background) arrived() {
 	}
 }
 
-// kickFor wakes the goroutine if it sleeps beyond a time at which there is
-// something to do. The caller holds the baton.
+// kickFor wakes the goroutine if it sleeps beyond a time at which there is something to do. The
+// caller holds the baton, or has given it back since there was.
 func (b *background) kickFor(at int64) {
 	if u := b.sleepUntil.Load(); u != awake && at < u {
 		b.sleepUntil.Store(awake) // once is enough
@@ -282,8 +282,10 @@ func (b *background) run() {
 // says true if it has got the baton all the same.
 func (b *background) leave(until int64) bool {
 	s := b.s
-	if now := s.clock(); until <= now {
-		until = now + s.pace.stretch(lively) // who has it runs the timers, too, when it sees look
+	// Who has it runs the timers that are due, too, when it sees look, and may have set others.
+	now := s.clock()
+	if soon := now + s.pace.stretch(lively); until <= now || until > soon {
+		until = soon
 	}
 	b.sleepUntil.Store(until)
 	s.look.Store(true)

@@ -227,7 +227,7 @@ func (s *shard) giveBack() (others uint32) {
 	for {
 		others |= s.nudge
 		s.nudge = 0
-		s.bg.kickFor(s.due())
+		at := s.due()
 		if s.d.untold.some.Load() {
 			s.d.untold.tell()
 		}
@@ -235,6 +235,7 @@ func (s *shard) giveBack() (others uint32) {
 			s.tallyUp()
 		}
 		s.baton.Unlock()
+		s.bg.kickFor(at) // only now: it may push this thread aside, and is to find the baton free
 		look := s.look.Load()
 		if s.bells.quiet() && !look && !s.handed() || !s.baton.TryLock() {
 			return others
