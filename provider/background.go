@@ -66,7 +66,8 @@ type background struct {
 	mu      sync.Mutex // guards fd: a leaf, so that anyone may kick
 	fd      int        // eventfd
 	drained [8]byte    // what was read from it
-	ep      int        // epoll(7): the eventfd, and the TAP edge-triggered
+	ep      int        // epoll(7): the eventfd, the alarm, and the TAP edge-triggered
+	alarm   alarm
 
 	// leader: a thread of the application's waits for frames (lead.go); calls: and can be
 	// woken by a call, through lfd, which is in lep with the TAP. ledAt is when the last
@@ -94,7 +95,7 @@ func (b *background) start() (err error) {
 	if err != nil {
 		return fmt.Errorf("eventfd: %w", err)
 	}
-	b.lep, b.lfd = -1, -1
+	b.lep, b.lfd, b.alarm.fd = -1, -1, -1
 	if b.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		unix.Close(fd)
 		return fmt.Errorf("epoll: %w", err)
@@ -105,6 +106,10 @@ func (b *background) start() (err error) {
 		}
 	}
 	add(fd, unix.EPOLLIN)
+	if err == nil {
+		err = b.alarm.open()
+	}
+	add(b.alarm.fd, unix.EPOLLIN)
 	if tap := b.s.dev.FD(); tap >= 0 {
 		add(tap, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET)
 		if err == nil {
@@ -114,6 +119,7 @@ func (b *background) start() (err error) {
 	if err != nil {
 		unix.Close(fd)
 		unix.Close(b.ep)
+		b.alarm.close()
 		return fmt.Errorf("epoll: %w", err)
 	}
 	b.mu.Lock()
@@ -153,6 +159,7 @@ func (b *background) stop() {
 	}
 	unix.Close(b.ep)
 	unix.Close(b.fd)
+	b.alarm.close()
 	b.fd = -1
 	b.mu.Unlock()
 }
@@ -368,40 +375,43 @@ func (b *background) unread() bool {
 	return n > 0
 }
 
-// sleep waits for a kick, for frames or room for them if rx, or until a time.
+// sleep waits for a kick, for frames or room for them if rx, or until a time, or a bit longer or shorter.
 func (b *background) sleep(rx bool, until int64) {
-	var ts *unix.Timespec
-	if until != qp.Never {
-		t := unix.NsecToTimespec(max(0, until-b.s.clock()))
-		ts = &t
+	fds := [2]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}, {Fd: int32(b.alarm.fd), Events: unix.POLLIN}}
+	var events [3]unix.EpollEvent
+	now := b.s.clock()
+	if until <= now {
+		return
 	}
-	var events [2]unix.EpollEvent
-	n := 0
+	b.alarm.by(until, now)
 	b.came.Store(false)
-	if rx {
-		r, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(b.ep), uintptr(unsafe.Pointer(&events)), 2, uintptr(unsafe.Pointer(ts)), 0, 0)
-		if errno == 0 {
-			n = int(r)
-		} else if errno != unix.EINTR {
-			// Only a kernel out of memory gets here; waiting a little is all one can do.
-			time.Sleep(time.Millisecond)
+	frame := false
+	if !rx {
+		if n, _ := unix.Ppoll(fds[:], nil, nil); n > 0 {
+			if fds[0].Revents != 0 {
+				b.drain()
+			}
+			if fds[1].Revents != 0 {
+				b.alarm.rung()
+			}
 		}
-	} else {
-		fds := [1]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}}
-		if k, _ := unix.Ppoll(fds[:], ts, nil); k > 0 {
-			b.drain()
+	} else if n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(b.ep), uintptr(unsafe.Pointer(&events)), uintptr(len(events)), 0, 0, 0); errno == 0 {
+		for _, e := range events[:n] {
+			switch int(e.Fd) {
+			case b.fd:
+				b.drain()
+			case b.alarm.fd:
+				b.alarm.rung()
+			default:
+				frame = true // with EPOLLOUT alone if somebody was quicker to read it
+			}
 		}
+	} else if errno != unix.EINTR {
+		// Only a kernel out of memory gets here; waiting a little is all one can do.
+		time.Sleep(time.Millisecond)
 	}
 	b.wakeups.Add(1)
-	frame := b.came.Load()
-	for _, e := range events[:n] {
-		if int(e.Fd) == b.fd {
-			b.drain()
-		} else {
-			frame = true // with EPOLLOUT alone if somebody was quicker to read it
-		}
-	}
-	b.frames = frame
+	b.frames = frame || b.came.Load()
 }
 
 // noteFrame tells watch that a frame woke the goroutine, and how long ago somebody else had polled.
