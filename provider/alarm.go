@@ -19,7 +19,6 @@ type alarm struct {
 	rang [8]byte
 }
 
-
 func (a *alarm) open() (err error) {
 	a.at = qp.Never
 	if a.fd, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK); err != nil {
@@ -28,7 +27,6 @@ func (a *alarm) open() (err error) {
 	}
 	return nil
 }
-
 func (a *alarm) close() {
 	if a.fd >= 0 {
 		unix.Close(a.fd)

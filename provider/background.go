@@ -84,7 +84,9 @@ type background struct {
 	lfd, lep  int
 	busy      int // how often in a row the leader found the baton taken
 	lookOut   lookOut
-	waits     bool // the leader has had to wait, looking or asleep
+	waits     bool    // the leader has had to wait, looking or asleep
+	ownLook   lookOut // of the goroutine itself
+	ownWaits  bool
 	// came: a port without a descriptor has said that frames arrived.
 	came atomic.Bool
 }
@@ -238,11 +240,16 @@ func (b *background) run() {
 		}
 		ago, before := s.clock()-s.lastCall.Load(), s.cnt.RxFrames
 		s.progress(true, backgroundRounds)
+		came := s.cnt.RxFrames != before
 		if woken {
-			if s.cnt.RxFrames == before {
+			if !came {
 				ago = 0 // somebody else was quicker
 			}
 			b.noteFrame(ago)
+		}
+		if came && b.ownWaits {
+			b.ownWaits = false
+			b.ownLook.over(s.now)
 		}
 		until = s.next()
 		if s.pending() {
@@ -278,11 +285,24 @@ func (b *background) run() {
 					}
 				}
 			}
+			if rx && b.lookOn(came, until) {
+				b.sleepUntil.Store(awake)
+				continue
+			}
 			b.sleep(rx, until)
 			b.following.Store(false)
 		}
 		b.sleepUntil.Store(awake)
 	}
+}
+
+// lookOn says whether to look for frames once more before it sleeps; came, whether there were some just now.
+func (b *background) lookOn(came bool, until int64) bool {
+	l, now := &b.ownLook, b.s.now
+	if came {
+		b.ownWaits, l.from = true, now
+	}
+	return b.ownWaits && now < until && now-l.from < l.long && b.watch.window == 0
 }
 
 // leave leaves the work to who has the baton and sleeps, no longer than until. It

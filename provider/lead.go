@@ -87,17 +87,18 @@ type lookOut struct {
 	from  int64 // when the wait began
 	tries bool
 	n     int   // waits: asleep, or tried, or in a row that were longer than it looked
-	good  int   // waits that looking made shorter
+	bad   int   // waits that looking made no shorter
 	sum   int64 // of how long the waits were, asleep
 	since int64 // when it began to look
+	rest  int   // how many waits more than tryLookOut it takes to try again, since that has failed
 }
 
 const (
 	// maxLookOut is how long waits are at most, on average, for it to be tried, in ns.
 	maxLookOut = int64(time.Millisecond)
-	// tryLookOut is after how many waits it is tried, for lookOuts of them, of which at least
-	// goodLooks must have been worth it.
-	tryLookOut, lookOuts, goodLooks = 32, 8, 6
+	// tryLookOut is after how many waits it is tried, up to lookOuts of them, of which all but badTries
+	// at most must have been worth it. It is tried after four times as many when they were not, up to maxRest.
+	tryLookOut, lookOuts, badTries, maxRest = 32, 8, 2, 8192
 	// badLooks in a row end it, and lookTime, in ns, after which it is to prove itself again.
 	badLooks, lookTime = 4, int64(time.Second)
 )
@@ -107,25 +108,30 @@ func (l *lookOut) over(now int64) {
 	waited := now - l.from
 	switch {
 	case l.long == 0:
+		if l.n++; l.n <= l.rest {
+			return
+		}
 		l.sum += min(waited, 2*maxLookOut)
-		if l.n++; l.n < tryLookOut {
+		if l.n < l.rest+tryLookOut {
 			return
 		}
 		if mean := l.sum / tryLookOut; mean < maxLookOut {
-			*l = lookOut{long: mean, tries: true}
+			*l = lookOut{long: mean, tries: true, rest: l.rest}
 			return
 		}
 	case l.tries:
-		if waited < l.long-l.long/4 {
-			l.good++
+		if waited >= l.long-l.long/4 {
+			l.bad++
 		}
-		if l.n++; l.n < lookOuts {
+		if l.n++; l.n < lookOuts && l.bad <= badTries {
 			return
 		}
-		if l.good >= goodLooks {
+		if l.bad <= badTries {
 			*l = lookOut{long: l.long, since: now}
 			return
 		}
+		*l = lookOut{rest: min(max(4*l.rest, tryLookOut), maxRest)}
+		return
 	default:
 		if l.n++; waited < l.long {
 			l.n = 0
