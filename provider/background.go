@@ -212,17 +212,22 @@ func (b *background) wanted() {
 
 func (b *background) run() {
 	defer close(b.done)
-	preferSoon()
+	preferSoon(true)
+	urgent := true
 	s := b.s
 	until := int64(qp.Never)
 	var t turn
 	for !b.quit.Load() {
 		if t.over(s.clock()) {
-			giveWay()
+			giveWay(urgent)
 		}
 		if b.watch.window > 0 && !s.gone.Load() {
 			b.stayAway()
 			continue
+		}
+		if looks := b.ownLook.proven(); looks == urgent {
+			urgent = !looks
+			setSoon(urgent)
 		}
 		woken := b.frames
 		b.frames = false

@@ -143,6 +143,9 @@ func (l *lookOut) over(now int64) {
 	*l = lookOut{}
 }
 
+// proven says whether it looks because that was worth it.
+func (l *lookOut) proven() bool { return l.long > 0 && !l.tries }
+
 // lookFor is led for a leader that would sleep next.
 func (s *shard) lookFor(ready func() bool) bool {
 	if !s.led(ready) {

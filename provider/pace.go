@@ -4,6 +4,7 @@ package provider
 
 import (
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -64,33 +65,66 @@ func (p *pace) shrink(ns int64) int64 {
 // shortSlice is the time slice that the thread of the background goroutine asks for, in ns.
 const shortSlice = uint64(100 * time.Microsecond)
 
+// urgentNice is its nice value while it sleeps between frames, where the kernel permits that (CAP_SYS_NICE, or RLIMIT_NICE). It is
+// what an interrupt is to a card: what it uses of a processor is not held against it the next time,
+// when a program waits there, computing, for what it is to bring. One that looks for frames
+// without sleeping has no such right.
+const urgentNice = -20
+
+// mayNotUrge: the kernel has said so.
+var mayNotUrge atomic.Bool
+
+// plainNice is the nice value of other threads.
+var plainNice = sync.OnceValue(func() int32 {
+	attr, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		return 0
+	}
+	return attr.Nice
+})
+
 // preferSoon keeps the goroutine on a thread of its own, with a time slice so short that
 // the kernel (from 6.12 on, EEVDF) lets it push aside a thread that computes, as one does that waits
-// for its memory to change, instead of waiting for the end of that one's slice of milliseconds. It
-// has no more of the processor for it. Older kernels, and sandboxes that forbid it, do without.
-func preferSoon() {
+// for its memory to change, instead of waiting for the end of that one's slice of milliseconds, and with urgentNice
+// if it is urgent. Older kernels, and sandboxes that forbid it, do without. Threads that come of it have neither.
+func preferSoon(urgent bool) {
 	runtime.LockOSThread()
+	setSoon(urgent)
+}
+
+// setSoon does so for the thread that the goroutine has.
+func setSoon(urgent bool) {
+	const resetOnFork = 1 // SCHED_FLAG_RESET_ON_FORK
+	nice := plainNice()   // first of all: this thread's, as it was
 	attr, err := unix.SchedGetAttr(0, 0)
-	if err != nil || attr.Policy != unix.SCHED_NORMAL || attr.Runtime == shortSlice {
+	if err != nil || attr.Policy != unix.SCHED_NORMAL {
 		return
 	}
-	attr.Runtime = shortSlice
+	attr.Runtime, attr.Flags = shortSlice, resetOnFork
+	if urgent && !mayNotUrge.Load() {
+		attr.Nice = urgentNice
+		if unix.SchedSetAttr(0, attr, 0) == nil {
+			return
+		}
+		mayNotUrge.Store(true)
+	}
+	attr.Nice = nice
 	_ = unix.SchedSetAttr(0, attr, 0)
 }
 
 // giveWay takes a new turn (turnTime). For one that keeps its thread that would be a handing over
 // between threads, there and back, on processors that others compute on; so it lets go of the thread for it,
 // and keeps the one that it finds itself on, which mostly is the same.
-func giveWay() {
+func giveWay(urgent bool) {
 	was := unix.Gettid()
 	runtime.UnlockOSThread()
 	runtime.Gosched()
-	preferSoon()
+	preferSoon(urgent)
 	if was == unix.Gettid() {
 		return
 	}
 	if attr, err := unix.SchedGetAttr(was, 0); err == nil && attr.Policy == unix.SCHED_NORMAL {
-		attr.Runtime = 0 // what others have
+		attr.Runtime, attr.Nice = 0, plainNice() // what others have
 		_ = unix.SchedSetAttr(was, attr, 0)
 	}
 }
