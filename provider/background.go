@@ -290,7 +290,7 @@ func (b *background) run() {
 					}
 				}
 			}
-			if rx && b.lookOn(came, until) {
+			if rx && b.lookOn(came, now, until) {
 				b.sleepUntil.Store(awake)
 				continue
 			}
@@ -302,8 +302,8 @@ func (b *background) run() {
 }
 
 // lookOn says whether to look for frames once more before it sleeps; came, whether there were some just now.
-func (b *background) lookOn(came bool, until int64) bool {
-	l, now := &b.ownLook, b.s.now
+func (b *background) lookOn(came bool, now, until int64) bool {
+	l := &b.ownLook
 	if came {
 		b.ownWaits, l.from = true, now
 	}

@@ -132,7 +132,7 @@ func TestAsyncWatch(t *testing.T) {
 // TestVerbs runs the checks of testdata/verbs.c, which was built with Debian's
 // headers and library.
 func TestVerbs(t *testing.T) {
-	for _, c := range []string{"data", "errors", "events", "extended", "forked", "contexts", "vanish", "many", "threads", "cycles 1000", "later", "attrs", "signals", "bench"} {
+	for _, c := range []string{"data", "errors", "events", "extended", "forked", "contexts", "vanish", "many", "threads", "cycles 1000", "later", "attrs", "signals", "beside", "bench"} {
 		t.Run(c, func(t *testing.T) {
 			if out := inFabric(t, nil, 0, 1, append([]string{bin("verbs")}, strings.Fields(c)...)...); out != "" {
 				t.Log(strings.TrimSpace(out))

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Check of verbs.c's program that is about signals: handlers of signal(3), which have no
- * SA_ONSTACK, and signals that the program has blocked. */
+ * Checks of verbs.c's program that are about the threads beside it: signals, with handlers of signal(3), which have no
+ * SA_ONSTACK, and those that the program has blocked; and how often they wake. */
+#include <dirent.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 
@@ -69,6 +70,59 @@ void signals(void)
 	CHECK(seen > 100 && !strange && !urged);
 	CHECK(!sigpending(&pending) && sigismember(&pending, SIGUSR1));
 	CHECK(signal(SIGUSR1, SIG_IGN) != SIG_ERR && !sigprocmask(SIG_UNBLOCK, &usr, NULL));
+	end_it(&a);
+	end_it(&b);
+}
+
+/* woken is how often all threads but this one have gone to sleep. */
+static long woken(void)
+{
+	DIR *d = opendir("/proc/self/task");
+	long sum = 0, n;
+
+	CHECK(d);
+	for (struct dirent *e; (e = readdir(d));) {
+		char path[300], line[200];
+		FILE *f;
+
+		if (atoi(e->d_name) <= 0 || atoi(e->d_name) == tid())
+			continue;
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", e->d_name);
+		f = fopen(path, "r");
+		while (f && fgets(line, sizeof(line), f))
+			if (sscanf(line, "voluntary_ctxt_switches: %ld", &n) == 1)
+				sum += n;
+		if (f)
+			fclose(f);
+	}
+	closedir(d);
+	return sum;
+}
+
+/* beside: a program that polls has its processor for itself. A thread of the engine's runtime would look after it each
+ * 20 us, and others would wait for each other's places: 15,000 switches a second. What is left are windows
+ * of the background thread's, each 4 ms, and 10 looks a second. */
+void beside(void)
+{
+	struct end a = make(NULL, DEPTH), b = make(NULL, DEPTH);
+	struct timespec now, end;
+	struct ibv_wc wc;
+	long before;
+
+	join(&a, &b);
+	for (int second = 0; second < 2; second++) { /* the first is for it to get used to that */
+		before = woken();
+		clock_gettime(CLOCK_MONOTONIC, &end);
+		end.tv_sec++;
+		do {
+			CHECK(!ibv_poll_cq(a.cq, 1, &wc));
+			clock_gettime(CLOCK_MONOTONIC, &now);
+		} while (now.tv_sec < end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec < end.tv_nsec));
+	}
+	before = woken() - before;
+	if (before > 3000)
+		fprintf(stderr, "the engine's threads slept %ld times in a second\n", before);
+	CHECK(before <= 3000);
 	end_it(&a);
 	end_it(&b);
 }

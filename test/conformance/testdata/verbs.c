@@ -295,7 +295,7 @@ int main(int argc, char **argv)
 	} checks[] = { { "data", data }, { "errors", errors }, { "events", events }, { "extended", extended },
 		       { "forked", forked }, { "contexts", contexts },
 			{ "vanish", vanish }, { "many", many }, { "threads", threads }, { "bench", bench },
-			{ "later", later }, { "attrs", attrs }, { "signals", signals } };
+			{ "later", later }, { "attrs", attrs }, { "signals", signals }, { "beside", beside } };
 
 	alarm(240);
 	CHECK(argc >= 2);

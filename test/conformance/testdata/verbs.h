@@ -182,6 +182,7 @@ static inline double now(void)
 
 /* signals.c */
 void signals(void);
+void beside(void);
 
 /* attrs.c */
 void attrs(void);
