@@ -29,14 +29,14 @@ const (
 
 // guestRuns are runs of perftest in the guest, short as that is slow.
 var guestRuns = []perfRun{
-	{"write", 1 << 20, "ib_write_bw -n 30"},
-	{"write", 64 << 10, "ib_write_bw -n 400"},
-	{"write", 64, "ib_write_bw -n 4000"},
-	{"read", 64 << 10, "ib_read_bw -n 400"},
-	{"send", 64 << 10, "ib_send_bw -n 400"},
-	{"write", 8, "ib_write_lat -n 300"},
-	{"send", 8, "ib_send_lat -n 300"},
-	{"send events", 8, "ib_send_lat -n 300 -e"},
+	{"write", 1 << 20, "ib_write_bw -n 100"},
+	{"write", 64 << 10, "ib_write_bw -n 2000"},
+	{"write", 64, "ib_write_bw -n 20000"},
+	{"read", 64 << 10, "ib_read_bw -n 2000"},
+	{"send", 64 << 10, "ib_send_bw -n 2000"},
+	{"write", 8, "ib_write_lat -n 2000"},
+	{"send", 8, "ib_send_lat -n 2000"},
+	{"send events", 8, "ib_send_lat -n 1000 -e"},
 }
 
 // guestSetup unpacks tapverbs, and makes a veth with rxe on both ends. rxe knows the
