@@ -76,11 +76,13 @@ type background struct {
 	ledAt         atomic.Int64
 	sleepers      atomic.Int32
 	// follow is for how long, in ns, the goroutine leaves the TAP to one who may lead again; ledWas is ledAt
-	// when that began. following: it sleeps so, and there is no leader. wants counts calls of wanted.
+	// when that began. following: it sleeps so, or beside a leader. wants counts calls of wanted, ledWants
+	// is how many there were when the leader became it.
 	follow    atomic.Int64
 	ledWas    int64
 	following atomic.Bool
 	wants     atomic.Uint32
+	ledWants  uint32
 	lfd, lep  int
 	busy      int // how often in a row the leader found the baton taken
 	lookOut   lookOut
@@ -203,6 +205,7 @@ func (b *background) kickFor(at int64) {
 // TAP is the background's again.
 func (b *background) wanted() {
 	b.s.lastCall.Store(longAgo)
+	b.ledAt.Store(longAgo)
 	b.s.rested.Store(true) // whatever it posts before it sleeps
 	b.wants.Add(1)
 	if b.away.Load() || b.following.Load() {
@@ -213,20 +216,26 @@ func (b *background) wanted() {
 func (b *background) run() {
 	defer close(b.done)
 	preferSoon(true)
-	urgent := true
+	urgent, since, slept := true, int64(0), b.wakeups.Load()
 	s := b.s
 	until := int64(qp.Never)
 	var t turn
+	var r room
 	for !b.quit.Load() {
-		if t.over(s.clock()) {
+		top := s.clock()
+		if t.over(top) {
 			giveWay(urgent)
+		}
+		r.keep(top)
+		if n := b.wakeups.Load(); n != slept {
+			slept, since = n, top
 		}
 		if b.watch.window > 0 && !s.gone.Load() {
 			b.stayAway()
 			continue
 		}
-		if looks := b.ownLook.proven(); looks == urgent {
-			urgent = !looks
+		if may := !b.ownLook.proven() && top-since < maxUrgent; may != urgent {
+			urgent = may
 			setSoon(urgent)
 		}
 		woken := b.frames
@@ -246,10 +255,10 @@ func (b *background) run() {
 		ago, before := s.clock()-s.lastCall.Load(), s.cnt.RxFrames
 		s.progress(true, backgroundRounds)
 		came := s.cnt.RxFrames != before
-		if woken {
-			if !came {
-				ago = 0 // somebody else was quicker
-			}
+		if woken && !came && ago < s.pace.stretch(longWindow) {
+			ago = 0 // somebody else was quicker
+		}
+		if woken || came && b.ownLook.long > 0 {
 			b.noteFrame(ago)
 		}
 		if came && b.ownWaits {
@@ -270,9 +279,11 @@ func (b *background) run() {
 			until = min(until, s.now+retryDown)
 		}
 		now, wants := s.now, b.wants.Load()
-		if lively := s.pace.stretch(lively); b.follows(now) {
+		switch lively := s.pace.stretch(lively); {
+		case b.leader.Load() && b.ledAt.Load() == b.ledWas: // it sleeps for long, and kicks when it goes
+		case b.follows(now):
 			until = min(until, now+b.followFor())
-		} else if now-s.lastCall.Load() < lively {
+		case now-s.lastCall.Load() < lively:
 			until = min(until, now+lively)
 		}
 		b.sleepUntil.Store(until)
@@ -281,9 +292,10 @@ func (b *background) run() {
 			rx := !down && !s.gone.Load()
 			if rx && !backlog {
 				switch {
-				case b.leader.Load(): // who kicks when it goes: it sees sleepUntil
+				case b.leader.Load(): // who kicks when it goes, or comes back soon: it sees sleepUntil
+					b.following.Store(true)
 					rx = false
-				case b.follows(now): // nobody tells when that is over, but who rests
+				case b.follows(now): // nobody tells when that is over, but who wants it
 					b.following.Store(true)
 					if rx = b.wants.Load() != wants; !rx {
 						until = min(until, now+b.follow.Load())
@@ -291,6 +303,7 @@ func (b *background) run() {
 				}
 			}
 			if rx && b.lookOn(came, now, until) {
+				b.following.Store(false)
 				b.sleepUntil.Store(awake)
 				continue
 			}
@@ -326,7 +339,10 @@ func (b *background) leave(until int64) bool {
 		b.sleepUntil.Store(awake)
 		return true
 	}
-	b.sleep(!b.leader.Load(), until)
+	led := b.leader.Load()
+	b.following.Store(led)
+	b.sleep(!led, until)
+	b.following.Store(false)
 	b.sleepUntil.Store(awake)
 	return false
 }
@@ -379,7 +395,7 @@ func (b *background) idle(stay int64) (ago int64, judged bool) {
 	window, grace := b.watch.window, s.pace.stretch(endGrace)
 	switch {
 	case ago < grace:
-	case ago < stay && !b.unread():
+	case ago < stay/4 && !b.unread():
 		ago = 0
 	case p.skipped+window <= maxSkipped && who.pushedAside(last, grace):
 		p.skipped += window

@@ -30,6 +30,7 @@ func (s *shard) lead() bool {
 		!b.leader.CompareAndSwap(false, true) {
 		return false
 	}
+	b.ledWants = b.wants.Load()
 	if b.away.Load() { // it is to keep the timers
 		s.rested.Store(true)
 		b.kick()
@@ -81,7 +82,7 @@ func (s *shard) led(ready func() bool) bool {
 // than sleeping does; and it is if waits are shorter by a quarter at least. So a program whose peer takes
 // its time sleeps at once, all but always.
 //
-// It knows no clock. It belongs to the leader.
+// It knows no clock. The leaders share one; the background goroutine has its own.
 type lookOut struct {
 	long  int64 // how long it looks, in ns; 0: it sleeps at once
 	from  int64 // when the wait began
@@ -171,9 +172,12 @@ func (s *shard) endLead() {
 		b.waits = false
 		b.lookOut.over(at)
 	}
-	b.ledAt.Store(at)
+	wanted := b.wants.Load() != b.ledWants // by others, who do not lead
+	if !wanted {
+		b.ledAt.Store(at)
+	}
 	b.leader.Store(false)
-	if u := b.sleepUntil.Load(); u != awake && (u > at+b.follow.Load() || b.sleepers.Load() > 0) {
+	if u := b.sleepUntil.Load(); u != awake && (u > at+b.follow.Load() || wanted || b.sleepers.Load() > 0) {
 		b.kick()
 	}
 }

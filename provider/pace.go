@@ -67,9 +67,12 @@ const shortSlice = uint64(100 * time.Microsecond)
 
 // urgentNice is its nice value while it sleeps between frames, where the kernel permits that (CAP_SYS_NICE, or RLIMIT_NICE). It is
 // what an interrupt is to a card: what it uses of a processor is not held against it the next time,
-// when a program waits there, computing, for what it is to bring. One that looks for frames
-// without sleeping has no such right.
-const urgentNice = -20
+// when a program waits there, computing, for what it is to bring. While it looks for frames
+// instead of sleeping, and when it has been at work for maxUrgent ns, it has no such right.
+const (
+	urgentNice = -20
+	maxUrgent  = int64(time.Millisecond)
+)
 
 // mayNotUrge: the kernel has said so.
 var mayNotUrge atomic.Bool

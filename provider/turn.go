@@ -5,6 +5,7 @@ package provider
 import (
 	"os"
 	"runtime"
+	"runtime/metrics"
 	"sync/atomic"
 	"time"
 )
@@ -32,10 +33,11 @@ func (t *turn) over(now int64) bool {
 
 var sysmonSlow atomic.Bool
 
-// SlowSysmon says that sysmon never looks sooner than each 10 ms, whatever it finds, so that nobody needs to
+// SlowSysmon says that sysmon never looks sooner than after some 10 ms, whatever it finds, so that nobody needs to
 // take turns: a place that it has taken is there again when its goroutine comes back (MakeRoom), without a
 // switch. It is for who has made it so, as the engine of the C library has (shim/engine/sysmon.c), before devices
-// are opened.
+// are opened. A thread that calls from C keeps its place when it is back there, until sysmon looks; so
+// with more threads there are more places.
 func SlowSysmon() { sysmonSlow.Store(true) }
 
 // roomy is how many goroutines may be in C or in system calls, beside one for each processor,
@@ -46,9 +48,37 @@ const roomy = 16
 // calls need not wait for each other's places, nor sysmon take them (turnTime), unless the environment
 // says what it is to be. It is for programs in which engines do most of what is done in Go, as those
 // of C that load one; a program that computes in Go would have as many threads compete for
-// its processors.
-func MakeRoom() {
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + roomy)
+// its processors. false: the environment does.
+func MakeRoom() (made bool) {
+	if os.Getenv("GOMAXPROCS") != "" {
+		return false
+	}
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + roomy)
+	return true
+}
+
+const (
+	// roomTime is how often it is looked whether there is room left, in ns.
+	roomTime = int64(20 * time.Millisecond)
+	// maxRoom bounds it: that many threads are not all at work in verbs.
+	maxRoom = 1024
+)
+
+// room is when that was last done, in ns of the engine's clock.
+type room struct{ at int64 }
+
+// keep makes more places if threads have become more.
+func (r *room) keep(now int64) {
+	if !sysmonSlow.Load() || now-r.at < roomTime {
+		return
+	}
+	r.at = now
+	n := []metrics.Sample{{Name: "/sched/threads/total:threads"}}
+	metrics.Read(n)
+	if n[0].Value.Kind() != metrics.KindUint64 {
+		return
+	}
+	if want := int(min(n[0].Value.Uint64(), maxRoom)); want > runtime.GOMAXPROCS(0)-roomy/4 {
+		runtime.GOMAXPROCS(want + roomy)
 	}
 }

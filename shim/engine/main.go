@@ -27,8 +27,9 @@ import (
 func main() {}
 
 func init() {
-	provider.MakeRoom()
-	provider.SlowSysmon() // see sysmon.c
+	if provider.MakeRoom() {
+		provider.SlowSysmon() // see sysmon.c
+	}
 }
 
 // errno is what a verb returns.
