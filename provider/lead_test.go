@@ -77,6 +77,28 @@ func TestLeader(t *testing.T) {
 	}
 }
 
+// Nobody wakes beside one who sleeps for long, though others have just led and there was traffic.
+func TestLeaderSleepsLong(t *testing.T) {
+	p := harness.NewTAPPair(t, harness.TAPOptions{})
+	c := p.Connect(harness.ConnOptions{Timeout: 17})
+	for i := range uint64(50) {
+		c.A.Recv(i, 0, 64)
+		done := sleeper(context.Background(), c.A)
+		c.B.Send(c.B.Message(i, 0, 64))
+		if err := ended(t, done); err != nil {
+			t.Fatal(err)
+		}
+		c.WaitOK(c.B, i)
+	}
+	c.A.Recv(50, 0, 64)
+	done := sleeper(context.Background(), c.A)
+	staysAsleep(t, p.Dev[:]...)
+	c.B.Send(c.B.Message(50, 0, 64))
+	if err := ended(t, done); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A leader whose TAP is taken away is told.
 func TestLeaderGone(t *testing.T) {
 	p := harness.NewTAPPair(t, harness.TAPOptions{})

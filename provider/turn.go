@@ -33,7 +33,7 @@ func (t *turn) over(now int64) bool {
 
 var sysmonSlow atomic.Bool
 
-// SlowSysmon says that sysmon never looks sooner than after some 10 ms, whatever it finds, so that nobody needs to
+// SlowSysmon says that sysmon is in no hurry to look, whatever it finds, so that nobody needs to
 // take turns: a place that it has taken is there again when its goroutine comes back (MakeRoom), without a
 // switch. It is for who has made it so, as the engine of the C library has (shim/engine/sysmon.c), before devices
 // are opened. A thread that calls from C keeps its place when it is back there, until sysmon looks; so

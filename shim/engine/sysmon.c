@@ -3,10 +3,10 @@
  * The thread of Go's runtime that looks after the others, sysmon, sleeps for 20 us at a time while
  * any of them is in C or in a system call when it looks, as threads that poll for completions are,
  * and each look is two switches of threads, and a timer, on a processor that a program computes on; and
- * each time it has who has run for 10 ms scheduled anew, which wakes more. It is given a timer slack (prctl(2)),
- * with which it sleeps for 50 ms, where 10 is the most otherwise. What it is for can wait that long here: preempting who computes in Go, which nobody
- * does for long, and handing on the places (GOMAXPROCS) of who is in a system call, of
- * which there are more than enough (provider.MakeRoom, and room).
+ * each time it has who has run for 10 ms scheduled anew, which wakes more. It is given a timer slack (prctl(2)):
+ * it sleeps for up to 50 ms, unless something else interrupts its processor. What it is for can wait that
+ * long here: preempting who computes in Go, which nobody does for long, and handing on the places
+ * (GOMAXPROCS) of who is in a system call, of which there are more than enough (provider.MakeRoom, and room).
  *
  * The runtime makes its threads by pthread_create(3), which in this library is the function below,
  * hidden to others: the first is the one that starts Go, and the first that that one makes is sysmon. What sysmon makes

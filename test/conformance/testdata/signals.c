@@ -91,16 +91,15 @@ static long number(pid_t thread, const char *file, const char *word)
 	return n;
 }
 
-/* beside: the thread of the engine's runtime that looks after the others does so twenty times a second, not each 20 us. It
- * is the only one that is in no hurry to be woken. */
+/* beside: the thread of the engine's runtime that looks after the others has time: it is the only one that is in no hurry
+ * to be woken, and sleeps for a time, as no other does. */
 void beside(void)
 {
-	const char *slept = "voluntary_ctxt_switches:";
 	struct end a = make(NULL, DEPTH), b = make(NULL, DEPTH);
 	struct timespec now, end;
 	struct ibv_wc wc;
 	pid_t lazy = 0;
-	long before, looks = 0, naps = 0;
+	long looks = 0, naps = 0;
 	DIR *d;
 
 	join(&a, &b);
@@ -115,21 +114,18 @@ void beside(void)
 	}
 	closedir(d);
 	CHECK(lazy && lazy != tid());
-	before = number(lazy, "status", slept);
 	clock_gettime(CLOCK_MONOTONIC, &end);
 	end.tv_sec++;
 	do {
-		for (int i = 0; i < 10000; i++)
+		for (int i = 0; i < 1000; i++)
 			CHECK(!ibv_poll_cq(a.cq, 1, &wc));
 		looks++;
 		naps += number(lazy, "syscall", "") == SYS_nanosleep;
 		clock_gettime(CLOCK_MONOTONIC, &now);
 	} while (now.tv_sec < end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec < end.tv_nsec));
-	before = number(lazy, "status", slept) - before;
-	if (before < 1 || before > 40)
-		fprintf(stderr, "it slept %ld times in a second\n", before);
-	CHECK(before >= 1 && before <= 40);
-	CHECK(naps > looks / 2); /* as nobody else does: it is that thread */
+	if (naps <= looks / 2)
+		fprintf(stderr, "it sleeps in %ld of %ld looks\n", naps, looks);
+	CHECK(naps > looks / 2);
 	end_it(&a);
 	end_it(&b);
 }
