@@ -27,6 +27,7 @@ func (a *alarm) open() (err error) {
 	}
 	return nil
 }
+
 func (a *alarm) close() {
 	if a.fd >= 0 {
 		unix.Close(a.fd)

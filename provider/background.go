@@ -86,9 +86,7 @@ type background struct {
 	lfd, lep  int
 	busy      int // how often in a row the leader found the baton taken
 	lookOut   lookOut
-	waits     bool    // the leader has had to wait, looking or asleep
 	ownLook   lookOut // of the goroutine itself
-	ownWaits  bool
 	// came: a port without a descriptor has said that frames arrived.
 	came atomic.Bool
 }
@@ -261,8 +259,7 @@ func (b *background) run() {
 		if woken || came && b.ownLook.long > 0 {
 			b.noteFrame(ago)
 		}
-		if came && b.ownWaits {
-			b.ownWaits = false
+		if came {
 			b.ownLook.over(s.now)
 		}
 		until = s.next()
@@ -318,9 +315,9 @@ func (b *background) run() {
 func (b *background) lookOn(came bool, now, until int64) bool {
 	l := &b.ownLook
 	if came {
-		b.ownWaits, l.from = true, now
+		l.begin(now)
 	}
-	return b.ownWaits && now < until && now-l.from < l.long && b.watch.window == 0
+	return l.waits && now < until && now-l.from < l.long && b.watch.window == 0
 }
 
 // leave leaves the work to who has the baton and sleeps, no longer than until. It

@@ -86,6 +86,7 @@ func (s *shard) led(ready func() bool) bool {
 type lookOut struct {
 	long  int64 // how long it looks, in ns; 0: it sleeps at once
 	from  int64 // when the wait began
+	waits bool  // it has not ended yet
 	tries bool
 	n     int   // waits: asleep, or tried, or in a row that were longer than it looked
 	bad   int   // waits that looking made no shorter
@@ -104,8 +105,15 @@ const (
 	badLooks, lookTime = 4, int64(time.Second)
 )
 
-// over learns from a wait that has ended now.
+// begin is called when a wait begins, looking or asleep.
+func (l *lookOut) begin(now int64) { l.from, l.waits = now, true }
+
+// over learns from a wait that has ended now, if there was one.
 func (l *lookOut) over(now int64) {
+	if !l.waits {
+		return
+	}
+	l.waits = false
 	waited := now - l.from
 	switch {
 	case l.long == 0:
@@ -154,7 +162,7 @@ func (s *shard) lookFor(ready func() bool) bool {
 	}
 	b := &s.bg
 	l := &b.lookOut
-	l.from, b.waits = s.clock(), true
+	l.begin(s.clock())
 	for b.busy == 0 && s.clock()-l.from < l.long {
 		if !s.led(ready) {
 			return false
@@ -168,10 +176,7 @@ func (s *shard) endLead() {
 	b := &s.bg
 	b.busy = 0
 	at := s.clock()
-	if b.waits {
-		b.waits = false
-		b.lookOut.over(at)
-	}
+	b.lookOut.over(at)
 	wanted := b.wants.Load() != b.ledWants // by others, who do not lead
 	if !wanted {
 		b.ledAt.Store(at)

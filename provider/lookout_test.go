@@ -33,7 +33,7 @@ func wait(l *lookOut, a answer, n int, now *int64) (looked int, took int64) {
 		if l.long > 0 {
 			looked++
 		}
-		l.from = *now
+		l.begin(*now)
 		*now += a(l.long)
 		l.over(*now)
 	}

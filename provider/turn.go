@@ -64,8 +64,11 @@ const (
 	maxRoom = 1024
 )
 
-// room is when that was last done, in ns of the engine's clock.
-type room struct{ at int64 }
+// room is when that was last done, in ns of the engine's clock, and what was found.
+type room struct {
+	at      int64
+	threads [1]metrics.Sample
+}
 
 // keep makes more places if threads have become more.
 func (r *room) keep(now int64) {
@@ -73,12 +76,13 @@ func (r *room) keep(now int64) {
 		return
 	}
 	r.at = now
-	n := []metrics.Sample{{Name: "/sched/threads/total:threads"}}
-	metrics.Read(n)
-	if n[0].Value.Kind() != metrics.KindUint64 {
+	n := &r.threads[0]
+	n.Name = "/sched/threads/total:threads"
+	metrics.Read(r.threads[:])
+	if n.Value.Kind() != metrics.KindUint64 {
 		return
 	}
-	if want := int(min(n[0].Value.Uint64(), maxRoom)); want > runtime.GOMAXPROCS(0)-roomy/4 {
+	if want := int(min(n.Value.Uint64(), maxRoom)); want > runtime.GOMAXPROCS(0)-roomy/4 {
 		runtime.GOMAXPROCS(want + roomy)
 	}
 }
